@@ -148,7 +148,7 @@ def heading() -> str:
 
 
 def problems(results: Mapping[str, Any]) -> list[str]:
-    """What failed."""
+    """Return what failed."""
     results_of_peers = [result for section in results.values() if isinstance(section, Sequence) for result in section]
     return [f"{result.name}: {result.problem}" for result in results_of_peers if result.problem]
 

@@ -83,7 +83,7 @@ def input_table(
 
 
 def output_table(topic: str, bootstrap: str, columns: str, setup: Setup) -> str:
-    """The table `joined`."""
+    """Return the table `joined`."""
     return _table_sql("joined", topic, bootstrap, columns, setup.sink)
 
 
@@ -100,7 +100,7 @@ def _table_sql(name: str, topic: str, bootstrap: str, columns: str, more: Mappin
 
 
 def peer(setup: Setup, statements: Sequence[str], folder: Path) -> Peer:
-    """A program of SQL statements, the last one an INSERT that runs until it is stopped."""
+    """Return a program of SQL statements, the last one an INSERT that runs until it is stopped."""
     jars = fetch_jars(
         f"flink-{VERSION}-{_CONNECTOR}",
         [

@@ -17,7 +17,7 @@ _CACHE = Path(__file__).parents[1] / ".cache"
 
 
 def java_program(program: str, jars: Path, options: Sequence[str]) -> list[str]:
-    """The command line of a program, without its arguments; compiled when its source is new. All peers have the
+    """Return the command line of a program, without its arguments; compiled when its source is new. All peers have the
     collector that costs least per row."""
     source = _SOURCES / f"{program}.java"
     key = hashlib.sha256(source.read_bytes() + str(jars).encode()).hexdigest()[:12]

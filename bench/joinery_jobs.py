@@ -98,7 +98,7 @@ def to_files(folder: Path) -> dict[str, Any]:
 
 
 def compared(kind: str, name: str, spec: dict[str, Any], ground: Ground, slug: str, setup: Setup = BY_DEFAULT) -> Peer:
-    """The job of a section's comparison: `spec` with what all of them share."""
+    """Return the job of a section's comparison: `spec` with what all of them share."""
     into = to_files(ground.files(slug)) if slug.endswith(FILES) else to_topic(ground.bootstrap, slug)
     shared = {"output": into, "shards": SHARDS, "trigger": {"maxRecordsPerEpoch": epoch_rows(ground.rows)}}
     settings = (
@@ -111,7 +111,7 @@ def compared(kind: str, name: str, spec: dict[str, Any], ground: Ground, slug: s
 
 
 def peer(name: str, settings: str, job: dict[str, Any], folder: Path, setup: Setup = BY_DEFAULT) -> Peer:
-    """Runs `job` until it is stopped. Dead letters go to files; there are none."""
+    """Run `job` until it is stopped. Dead letters go to files; there are none."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "job.yaml"
     job["spec"] |= {"deadLetter": to_files(folder / "dead"), "spark": {"conf": dict(setup.conf)}}
@@ -130,12 +130,12 @@ def epoch_places(log: Path) -> str:
 
 
 def epochs_in(log: Path) -> list[dict[str, Any]]:
-    """The lines of a job's epochs so far."""
+    """Return the lines of a job's epochs so far."""
     return [line for line in _lines_of(log) if line["event"] == "epoch"]
 
 
 def _lines_of(log: Path) -> list[dict[str, Any]]:
-    """The last line of the log may be incomplete."""
+    """Return the log's lines as objects, without a last line that is incomplete."""
     lines = log.read_text().splitlines()
     return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 

@@ -71,8 +71,8 @@ def decode(topic: str, schema: pa.Schema, records: int) -> Variants:
 
 
 def other_formats() -> Variants:
-    """The same orders as JSON, CSV, Avro and Protobuf, in Debezium's envelope, and in a Parquet file, whose reading is
-    counted too."""
+    """Return the same orders as JSON, CSV, Avro and Protobuf, in Debezium's envelope, and in a Parquet file, whose
+    reading is counted too."""
     flat = [record for _, _, record in TOPICS["orders"](Workload(RECORDS, 1))]
     around = b'{"before":null,"after":%s,"source":{"name":"db","ts_ms":1700000000000},"op":"c"}'
     changes = [around % record for record in flat]
@@ -152,7 +152,7 @@ def written() -> Variants:
 
 
 def unusual() -> Variants:
-    """Records that the kernel gives up, each at its last field: what is lost where no record is usual."""
+    """Return records that the kernel gives up, each at its last field: what is lost where no record is usual."""
     records = [record.replace(b'"ts"', b'"t\\u0073"') for _, _, record in TOPICS["orders"](Workload(RECORDS, 1))]
     values = pa.array(records, pa.binary())
     batches = [values.slice(first, BATCHES[0]) for first in range(0, RECORDS, BATCHES[0])]
@@ -161,7 +161,7 @@ def unusual() -> Variants:
 
 
 def segment(topic: str, schema: pa.Schema, *, written: bool) -> Variants:
-    """A run of RECORDS rows into the bytes of a segment, or back: as version 1 stores it, and packed."""
+    """Return a run of RECORDS rows into the bytes of a segment, or back: as version 1 stores it, and packed."""
     values = pa.array([record for _, _, record in TOPICS[topic](Workload(RECORDS, 1))], pa.binary())
     (rows,) = JsonFallbackDecoder(schema).decode(values).rows.combine_chunks().to_batches()
     stored = tuple(name for name in schema.names if name != "ts")
@@ -174,7 +174,7 @@ def segment(topic: str, schema: pa.Schema, *, written: bool) -> Variants:
 
 
 def void(_: object) -> None:
-    """What a stage makes is thrown away."""
+    """Do nothing: what a stage makes is thrown away."""
 
 
 SEGMENTS: dict[str, Callable[[], Variants]] = {

@@ -45,7 +45,7 @@ KINDS: dict[str, Kind] = {
 
 
 def run(work: Path, records: int, names: list[str] | None) -> list[Figures]:
-    """`records` per topic; `names` names some of the kinds, None all of them."""
+    """Measure with `records` per topic; `names` names some of the kinds, None all of them."""
     kinds = [kind for kind in KINDS if names is None or kind in names]
     topics = sorted({topic for kind in kinds for topic in KINDS[kind][0]})
     figures = []

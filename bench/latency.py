@@ -164,7 +164,7 @@ def _joinery_peer(bootstrap: str, slug: str, folder: Path, *, setup: joinery_job
 
 
 def spec(bootstrap: str, topic: str, start: str) -> dict[str, Any]:
-    """Joins what `Sender` sends, from the offsets `start` on, into a topic."""
+    """Join what `Sender` sends, from the offsets `start` on, into a topic."""
     return {
         "inputs": [
             _kafka_input(bootstrap, "orders", start, {"id": "string", "ts": "timestamp"}),

@@ -71,8 +71,8 @@ class Peak:
 
 
 def large(records: int, *, one_key: bool = False) -> Case:
-    """Records of 1 MB of text that compresses to three quarters, one per second and input. Every second one has a
-    partner, a minute later; with one key every one has, half a second later."""
+    """Return records of 1 MB of text that compresses to three quarters, one per second and input. Every second one has
+    a partner, a minute later; with one key every one has, half a second later."""
     later_ms = 500 if one_key else 60_000
 
     def make(side: int, partition: int) -> Iterator[Record]:
@@ -113,7 +113,7 @@ def _make_record(side: int, order: int, number: int, ts: int, text: bytes) -> Re
 
 
 def with_settings(case: Case) -> Iterator[Case]:
-    """The case under settings that decide on memory, and without a crash."""
+    """Yield the case under settings that decide on memory, and without a crash."""
     for max_bytes, cores in (("16Mi", 2), ("64Mi", 1), ("64Mi", 2), ("64Mi", 4), ("64Mi", 8), ("128Mi", 2)):
         name = f"{case.name}, maxBytesPerEpoch {max_bytes}, {cores} threads"
         yield replace(case, name=name, max_bytes=max_bytes, cores=cores, crash=False)
@@ -170,7 +170,7 @@ def _measure_case(case: Case, broker: KafkaBroker, folder: Path) -> Peak:
 
 
 def _killed_half_way(peer: Peer, earlier_pids: Collection[int], rows: int, bootstrap: str) -> str | None:
-    """Runs `peer` until half of the rows are written, visible or not, and kills it with all that it started. Says how
+    """Run `peer` until half of the rows are written, visible or not, and kill it with all that it started. Says how
     it ended if it did so before."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     with running(peer) as ended:
@@ -181,7 +181,7 @@ def _killed_half_way(peer: Peer, earlier_pids: Collection[int], rows: int, boots
 
 
 def problem(peak: Peak, case: Case, ending: str) -> str | None:
-    """What is wrong with a run that `ending` says the end of, as `bench.peer.running` does."""
+    """Return what is wrong with a run that `ending` says the end of, as `bench.peer.running` does."""
     if not ending.startswith("ended with 0"):
         return f"the job {ending}"
     if peak.rows != case.rows:
@@ -214,7 +214,7 @@ def _joinery_peer(case: Case, bootstrap: str, folder: Path) -> Peer:
 
 
 def _count_written(admin: AdminClient, topic: str) -> int:
-    """Records of the topic, of transactions that did not end too."""
+    """Return records of the topic, of transactions that did not end too."""
     ends = admin.list_offsets({TopicPartition(topic, number): OffsetSpec.latest() for number in range(PARTITIONS)})
     return sum(int(end.result().offset) for end in ends.values())
 
@@ -275,11 +275,11 @@ class _Group:
     folder: Path
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Starts the command within it."""
+        """Start the command within it."""
         return ["sh", "-c", f'echo $$ > {self.folder}/cgroup.procs && exec "$@"', "sh", *command]
 
     def killed(self) -> int:
-        """Processes that the kernel ended because the group had no memory left."""
+        """Process that the kernel ended because the group had no memory left."""
         events = self.folder / "memory.events"
         text = (events if events.exists() else self.folder / "memory.oom_control").read_text()
         return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))

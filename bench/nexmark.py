@@ -212,7 +212,7 @@ def run(work: Path, events: int, slugs: Sequence[str] | None, runs: int) -> list
 
 
 def by_partition(table: pa.Table) -> list[list[tuple[bytes, bytes]]]:
-    """The records of each partition, without keys."""
+    """Return the records of each partition, without keys."""
     keyed = [(b"", record) for record in json_records(with_last_events(table))]
     return [keyed[number::PARTITIONS] for number in range(PARTITIONS)]
 

@@ -157,7 +157,7 @@ def measured(jobs: int, quiet_seconds: float) -> dict[str, Any]:
 
 
 def quiet(usage: Usage, jobs: int, seconds: float) -> dict[str, Any]:
-    """What it costs while all jobs run and their figures change."""
+    """Return what it costs while all jobs run and their figures change."""
     calls, cpu = sum(usage.calls().values()), usage.cpu()
     time.sleep(seconds)
     return {
@@ -168,7 +168,7 @@ def quiet(usage: Usage, jobs: int, seconds: float) -> dict[str, Any]:
 
 
 def restarted(around: World, jobs: int) -> dict[str, Any]:
-    """A restart reads everything and changes nothing."""
+    """Measure a restart, which reads everything and changes nothing."""
     pods = len(around.kubelet.created)
     operator = around.start()
     start = time.monotonic()

@@ -41,11 +41,12 @@ class Output(Protocol):
     """The rows of one run, as JSON objects."""
 
     def ends(self) -> Ends:
-        """What is visible now: in all at least as much as there are rows. Cheap; called by a thread of its own."""
+        """Return what is visible now: in all at least as much as there are rows. Cheap; called by a thread of its
+        own."""
         ...
 
     def last(self, rows: int) -> Ends | None:
-        """The first ends that have all of the rows, once `rows` are visible. Reads; asked when `ends` say so."""
+        """Return the first ends that have all of the rows, once `rows` are visible. Reads; asked when `ends` say so."""
         ...
 
     def read(self) -> pl.DataFrame:

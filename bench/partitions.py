@@ -82,8 +82,8 @@ def measure(partitions: int, epoch: int) -> dict[str, Any]:
 
 
 def measure_steady(partitions: int, seconds: float) -> dict[str, Any]:
-    """Records of both topics that were sent and not committed, looked at once a second: medians of the third fifth of
-    the time and of the last one."""
+    """Return records of both topics that were sent and not committed, looked at once a second: medians of the third
+    fifth of the time and of the last one."""
     with KafkaBroker() as broker, tempfile.TemporaryDirectory() as folder:
         for topic in ("orders", "payments"):
             broker.create_topic(topic, partitions)

@@ -145,7 +145,7 @@ class Looks(Background):
 
 @contextmanager
 def running(peer: Peer) -> Iterator[Callable[[], str | None]]:
-    """Gives a function that says whether the peer ended by itself, and how. Stops it in order, waits for what it leaves
+    """Give a function that says whether the peer ended by itself, and how. Stops it in order, waits for what it leaves
     behind, and kills what does not end."""
     earlier_pids = {process.pid for process in psutil.Process().children()}
     peer.folder.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ def running(peer: Peer) -> Iterator[Callable[[], str | None]]:
 
 
 def measure(peer: Peer, output: Output, rows: int, expected: Fingerprint) -> Figures:
-    """Runs `peer` until the expected rows have come to `output`; `rows` is how many it reads."""
+    """Run `peer` until the expected rows have come to `output`; `rows` is how many it reads."""
     deadline = time.monotonic() + _START_SECONDS + rows / _LEAST_RATE
     last: Ends | None = None
     with Looks(output) as looks, running(peer) as ended:
@@ -188,7 +188,7 @@ def measure(peer: Peer, output: Output, rows: int, expected: Fingerprint) -> Fig
 
 
 def typical(run: Callable[[int], Figures], most: int) -> Figures:
-    """The figures of the run with the median rate, start counted, of `most` runs of one peer. A run of more than
+    """Return the figures of the run with the median rate, start counted, of `most` runs of one peer. A run of more than
     _SHORT_SECONDS is not repeated: the start, and what else the machine does, weigh less in it. Of runs with a problem,
     the first one. `run` gets the number of the run, from 1."""
     runs: list[Figures] = []
@@ -205,7 +205,7 @@ def typical(run: Callable[[int], Figures], most: int) -> Figures:
 def figures(
     peer: Peer, rows: int, expected: Fingerprint, actual: Fingerprint, looks: Sequence[Look], peak: int
 ) -> Figures:
-    """`looks` end with the one that saw the last row."""
+    """Return the result of `looks`, which end with the one that saw the last row."""
     last, warm = looks[-1], None
     first_warm = next(number for number, look in enumerate(looks) if look.visible >= WARM_FROM * expected.rows)
     steps = len({look.visible for look in looks[first_warm:]})

@@ -43,7 +43,7 @@ class Layout:
 
     @contextmanager
     def started(self) -> Iterator[joinery_jobs.Setup]:
-        """Yields how to start a job here."""
+        """Yield how to start a job here."""
         if self.master is not None:
             yield joinery_jobs.on_spark(self.master)
             return
@@ -192,7 +192,7 @@ class Goal:
 
 
 def _goals_of_shards(layout: Layout) -> Iterator[Goal]:
-    """What many shards cost. The goals are those of one process."""
+    """Yield what many shards cost. The goals are those of one process."""
     few = _series_line(layout, SERIES[0]).name
     for shards, most in {16: None, 64: 1.15, 512: 1.5}.items():
         text = f"{shards} shards against {SERIES[0]}, {layout.name}: CPU per row of Python"
@@ -217,7 +217,8 @@ GOALS = [
 
 
 def goal_rows(all_figures: Sequence[Figures]) -> list[tuple[str, float, str, str]]:
-    """What is compared, the value, the goal, and whether it is reached; of the goals whose lines were measured."""
+    """Return what is compared, the value, the goal, and whether it is reached; of the goals whose lines were
+    measured."""
     by_line = {
         line.name: figures for line in LINES for figures in all_figures if figures.name == _figures_name(line.name)
     }

@@ -55,7 +55,7 @@ class Ground:
         return self.folder(slug) / "rows"
 
     def output(self, slug: str) -> Output:
-        """The topic `slug`, which is created; the files of a peer that writes files."""
+        """Return the topic `slug`, which is created; the files of a peer that writes files."""
         if slug.endswith(FILES):
             return FileOutput(self.files(slug), self.schema)
         self.broker.create_topic(slug, PARTITIONS)

@@ -33,7 +33,7 @@ _LAST_AFTER_MS = 3_600_000
 
 
 def run(work: Path, records: int, slugs: list[str] | None, runs: int) -> list[Figures]:
-    """`records`, `runs` times; `slugs` names some of the peers, None all of them."""
+    """Measure `records`, `runs` times; `slugs` names some of the peers, None all of them."""
     users, per_second = max(1, records // CLICKS_PER_USER), max(1, records // SPAN_S)
     drawn = scattered(clicks.ClickLoad(records, users, PARTITIONS, per_second=per_second))
     parts = clicks.by_partition(drawn, PARTITIONS)
@@ -72,7 +72,7 @@ def scattered(load: clicks.ClickLoad) -> clicks.Clicks:
 
 
 def keyed(part: clicks.Clicks, number: int, everything: clicks.Clicks) -> list[tuple[bytes, bytes]]:
-    """The records of a partition by user, and the last one, which closes all sessions before it."""
+    """Return the records of a partition by user, and the last one, which closes all sessions before it."""
     keys = [b"u%06d" % user for user in part.user.tolist()]
     last = last_click(number, everything.ts.max() + _LAST_AFTER_MS)
     return [*zip(keys, clicks.records(part), strict=True), last]

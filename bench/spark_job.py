@@ -74,7 +74,7 @@ def sessions(spark: SparkSession, options: dict[str, Any]) -> DataFrame:
 
 
 def selected(spark: SparkSession, options: dict[str, Any]) -> DataFrame:
-    """The rows of an SQL text over `tables`, each with its schema and, in milliseconds, `dateTime`."""
+    """Return the rows of an SQL text over `tables`, each with its schema and, in milliseconds, `dateTime`."""
     for table, schema in options["tables"].items():
         rows = read_json(spark, options, table, schema)
         timed = rows.withColumn("event_time", f.timestamp_millis("dateTime"))

@@ -36,12 +36,12 @@ class Spark:
 
 
 def current() -> Spark:
-    """The release that Joinery runs on."""
+    """Return the release that Joinery runs on."""
     return Spark("4.3", "4", Path(sys.executable))
 
 
 def previous() -> Spark:
-    """The release before it, in an environment that is made once."""
+    """Return the release before it, in an environment that is made once."""
     version = "4.2.0"
     folder = CACHE / f"pyspark-{version}"
     folder.parent.mkdir(exist_ok=True)
@@ -58,7 +58,7 @@ def previous() -> Spark:
 
 
 def peer(release: Spark, kind: str, settings: dict[str, Any], folder: Path) -> Peer:
-    """`settings` as `spark_job.py` takes them, without those that the release gives."""
+    """Return `settings` as `spark_job.py` takes them, without those that the release gives."""
     jars = fetch_jars("spark-kafka-4.2.0", CONNECTOR, transitive=False)
     options = settings | {
         "jars": ",".join(map(str, sorted(jars.glob("*.jar")))),

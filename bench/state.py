@@ -53,7 +53,7 @@ def run(work: Path, state: int, recovered: int) -> Growth:
 
 
 def rates(epochs: list[dict[str, Any]]) -> dict[int, float]:
-    """The first epoch, in which workers start, does not count."""
+    """Leave out the first epoch, in which workers start."""
     later = epochs[1:]
     edges = np.linspace(0, max(epoch["state_rows"] for epoch in later), _SIZES + 1)[1:]
     rates = {}

@@ -22,7 +22,7 @@ _HEAD = (
 
 
 def rates(title: str, figures: Sequence[Figures]) -> str:
-    """A table in Markdown. Ratios are to the first of Joinery's rows that has a warm rate."""
+    """Return a table in Markdown. Ratios are to the first of Joinery's rows that has a warm rate."""
     joinery_rate = next(
         (peer.warm_rate for peer in figures if peer.name.startswith("Joinery") and peer.warm_rate), None
     )
@@ -60,7 +60,7 @@ def cpu_by_kind(title: str, figures: Sequence[Figures]) -> str:
 
 
 def goals(rows: Sequence[tuple[str, float, str, str]]) -> str:
-    """What is compared, warm; the value; its goal; and whether that is reached."""
+    """Return what is compared, warm; the value; its goal; and whether that is reached."""
     lines = [_table_line(("warm", "measured", "goal", "reached")), _table_line(("---", "---:", "---:", "---"))]
     return "\n".join([*lines, *(_table_line((text, f"{value:.2f}", *rest)) for text, value, *rest in rows), ""])
 
@@ -95,8 +95,8 @@ _OURS, _THEIRS = "#1f6f8b", "#b0b7bd"
 
 
 def rates_picture(sections: Mapping[str, Sequence[Figures]]) -> str:
-    """A picture in SVG, written by hand. It has a bar per engine, as long as its warm rate, or the rate with its start
-    where it has no other; those that failed are left out. Each section has a scale of its own."""
+    """Return a picture in SVG, written by hand. It has a bar per engine, as long as its warm rate, or the rate with its
+    start where it has no other; those that failed are left out. Each section has a scale of its own."""
     parts, top = [], 0
     for title, results in sections.items():
         rates = [(figures.name, figures.warm_rate or figures.cold_rate) for figures in results if not figures.problem]

@@ -46,14 +46,14 @@ class Workload:
 
 
 def produce(bootstrap: str, workload: Workload, topics: Sequence[str] = ("orders", "payments")) -> None:
-    """Fills these topics of `TOPICS`, which must exist and be empty."""
+    """Fill these topics of `TOPICS`, which must exist and be empty."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(2) as pool:
         pool.starmap(_produce_topic, [(bootstrap, workload, topic) for topic in topics])
 
 
 def produce_records(bootstrap: str, topic: str, partitions: Sequence[Iterable[tuple[bytes, bytes]]]) -> None:
-    """Fills a topic that exists: partition number n with the nth list of keys and records."""
+    """Fill a topic that exists: partition number n with the nth list of keys and records."""
     producer = _open_producer(bootstrap)
     for number, records in enumerate(partitions):
         _send_records(producer, topic, ((number, key, record) for key, record in records))
@@ -122,8 +122,8 @@ def _payment_values(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected_pairs(workload: Workload, window_ms: int) -> pl.DataFrame:
-    """What an inner join of orders and payments on the order with event times within `window_ms` puts out: order_id,
-    customer, amount, payment_id, method. Computed from what the topics were made of."""
+    """Return what an inner join of orders and payments on the order with event times within `window_ms` puts out:
+    order_id, customer, amount, payment_id, method. Computed from what the topics were made of."""
     (cents, ordered_at), (orders, paid_at) = _order_values(workload), _payment_values(workload)
     payments = np.flatnonzero((orders >= 0) & (orders < workload.records))
     payments = payments[np.abs(paid_at[payments] - ordered_at[orders[payments]]) <= window_ms]

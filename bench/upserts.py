@@ -59,7 +59,7 @@ def rows(keys: np.ndarray, epoch: int) -> pa.Table:
 
 
 def stage(writer: PostgresWriter, epoch: int, shard: int, keys: np.ndarray) -> tuple[Receipt, float]:
-    """A task: its receipt, and the seconds that its rows took."""
+    """Return a task: its receipt, and the seconds that its rows took."""
     new_rows = rows(keys, epoch)
     attempt = Attempt(AttemptId(1, epoch, shard, "a"), "bench", lambda *_: None, lambda _: None)
     began = time.monotonic()
@@ -127,7 +127,7 @@ def measure(dsn: str, before: int, epoch: int) -> dict[str, dict[str, float]]:
 
 
 def run(work: Path, rows_before: int) -> dict[str, dict[str, float]]:
-    """Rounds of a tenth of `rows_before` each."""
+    """Round of a tenth of `rows_before` each."""
     with embedded_postgres(work / "upserts") as dsn:
         return measure(dsn, rows_before, rows_before // 10)
 

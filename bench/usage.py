@@ -37,8 +37,8 @@ def cpu_seconds() -> float:
 
 
 def kind_of(name: str, words: Sequence[str]) -> str:
-    """What a process is, by its name and its command line: the Java of a broker or of an engine, a Python worker of
-    Spark's (or the daemon that forks them), Postgres, or else the driver, to which its helpers count."""
+    """Return what a process is, by its name and its command line: the Java of a broker or of an engine, a Python worker
+    of Spark's (or the daemon that forks them), Postgres, or else the driver, to which its helpers count."""
     if name == "java":
         return BROKER if "kafka.Kafka" in words else JAVA
     if name in _POSTGRES_PROGRAMS:
@@ -74,7 +74,7 @@ class CpuByKind:
         self._counted = 0.0
 
     def look(self, processes: Sequence[tuple[ProcessTimes, str]], root_ended_children: float) -> None:
-        """Takes all processes that there are now, with their kinds. The root's own time does not count."""
+        """Take all processes that there are now, with their kinds. The root's own time does not count."""
         root = ProcessTimes(self._root, 0, 0.0, root_ended_children)
         alive = {times.pid: (times, kind) for times, kind in [(root, DRIVER), *processes]}
         for pid in self._times_by_pid.keys() - alive.keys():
@@ -161,8 +161,8 @@ def descendants(without: Collection[int]) -> list[psutil.Process]:
 
 
 def end_all(without: Collection[int], grace_seconds: float = 10.0) -> None:
-    """Waits for what an engine that was stopped leaves behind, kills what is still there after `grace_seconds`, and
-    reaps the orphans, so that their CPU time counts."""
+    """Wait for what an engine that was stopped leaves behind, kill what is still there after `grace_seconds`, and
+    reap the orphans, so that their CPU time counts."""
     deadline = time.monotonic() + grace_seconds
     while left := descendants(without):
         for process in left:

@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def generated(helm: str) -> dict[Path, str]:
-    """The text of each generated file."""
+    """Return the text of each generated file."""
     objects = list(chart_objects(helm))
     chart = "charts/joinery"
     return {
@@ -60,7 +60,7 @@ def generated(helm: str) -> dict[Path, str]:
 
 
 def chart_objects(helm: str) -> Iterator[Manifest]:
-    """What `helm install` with the default values makes, without what only Helm reads."""
+    """Yield what `helm install` with the default values makes, without what only Helm reads."""
     done = subprocess.run(
         [helm, "template", "joinery", str(ROOT / "charts/joinery"), f"--namespace={NAMESPACE}",
          f"--kube-version={_KUBERNETES}", "--no-hooks"],

@@ -94,7 +94,7 @@ class _Request(BaseHTTPRequestHandler):
 
 @contextmanager
 def kubernetes(entrypoint: Path) -> Iterator[tuple[Kubernetes, str]]:
-    """Yields the stand-in, and the master by which Spark reaches it. Its executors end with their driver."""
+    """Yield the stand-in, and the master by which Spark reaches it. Its executors end with their driver."""
     with Kubernetes(entrypoint) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
@@ -106,13 +106,13 @@ def kubernetes(entrypoint: Path) -> Iterator[tuple[Kubernetes, str]]:
 
 
 def run_job(context: SparkContext) -> None:
-    """Runs a job with a shuffle."""
+    """Run a job with a shuffle."""
     pairs = context.parallelize([(0, b"a"), (1, b"b")], 2).partitionBy(2)
     assert pairs.mapPartitions(lambda rows: [len(list(rows))]).collect() == [1, 1]
 
 
 def loaded_classes(entrypoint: Path, folder: Path) -> list[str]:
-    """Runs the job and returns the lines of both lists, each once."""
+    """Run the job and return the lines of both lists, each once."""
     conf = SparkConf().setAppName("classes")
     for key, value in SETTINGS.items():
         conf.set(key, value)

@@ -7,12 +7,13 @@ import pyarrow.compute as pc
 
 
 def canonical(order_id: pa.Array) -> pa.Array:
-    """The order number in one way of writing: `ord-1` and `ORD-001` give 1. Raises ValueError for other texts."""
+    """Return the order number in one way of writing: `ord-1` and `ORD-001` give 1. Raises ValueError for other
+    texts."""
     parts = pc.split_pattern(order_id, "-", max_splits=1)
     return pc.cast(pc.list_element(parts, 1), pa.int64())
 
 
 def discount(total: pa.Array, rate: pa.Array) -> list[float | None]:
-    """The discount on a total, row by row: what is easier in Python than in Arrow's kernels."""
+    """Return the discount on a total, row by row: what is easier in Python than in Arrow's kernels."""
     pairs = zip(total.to_pylist(), rate.to_pylist(), strict=True)
     return [None if value is None else float(value) * float(share) for value, share in pairs]

@@ -16,13 +16,13 @@ _TIMEOUT_S = 50.0
 
 
 def elements(url: str, *, width: int = 1200) -> str:
-    """The page as HTML, laid out for a window of so many CSS pixels, at least 500. Raises EnvironmentProblem without a
-    browser."""
+    """Return the page as HTML, laid out for a window of so many CSS pixels, at least 500. Raises EnvironmentProblem
+    without a browser."""
     return _run("--dump-dom", f"--window-size={width},1000", "--hide-scrollbars", url)
 
 
 def picture(url: str, target: Path, *, width: int, height: int, dark: bool = False) -> None:
-    """Writes a PNG of the page's upper part; sizes in CSS pixels."""
+    """Write a PNG of the page's upper part; sizes in CSS pixels."""
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     _run(f"--screenshot={target}", f"--window-size={width},{height}", "--hide-scrollbars", scheme, url)
 

@@ -91,7 +91,7 @@ def draw(load: ClickLoad) -> Clicks:
 
 
 def records(clicks: Clicks) -> list[bytes]:
-    """The clicks as JSON objects with `user_id`, `page` and `ts` (milliseconds)."""
+    """Return the clicks as JSON objects with `user_id`, `page` and `ts` (milliseconds)."""
     names = {
         "user_id": pl.lit("u") + pl.col("user").cast(pl.String).str.zfill(6),
         "page": pl.lit("/p") + pl.col("page").cast(pl.String),
@@ -102,7 +102,7 @@ def records(clicks: Clicks) -> list[bytes]:
 
 
 def by_partition(clicks: Clicks, partitions: int) -> list[Clicks]:
-    """The clicks of each partition. A user's clicks are all in one, as in a topic that is keyed by user."""
+    """Return the clicks of each partition. A user's clicks are all in one, as in a topic that is keyed by user."""
     return [clicks.where(clicks.user % partitions == number) for number in range(partitions)]
 
 

@@ -82,7 +82,7 @@ def kinds(records: Iterable[GeneratedRecord]) -> Mapping[Kind, int]:
 
 
 def _draw_order(chance: random.Random, number: int, after_ms: int) -> list[GeneratedRecord]:
-    """An order, perhaps twice, and its payments, perhaps none."""
+    """Return an order, perhaps twice, and its payments, perhaps none."""
     order_id, ts = f"O-{number:06d}", FIRST_ORDER_MS + after_ms
     order = {
         "order_id": order_id,
@@ -123,7 +123,7 @@ def _draw_payment(
 
 
 def _make_record(chance: random.Random, topic: str, row: Mapping[str, Any], ts: int, kind: Kind) -> GeneratedRecord:
-    """The row as a record, which may be damaged or delayed."""
+    """Return the row as a record, which may be damaged or delayed."""
     if kind == "usual":
         kind = _draw_accident(chance)
     value = encoded(row, kind, _CHANGES)
@@ -157,7 +157,7 @@ Changes = Mapping[Kind, Mapping[str, Any]]  # columns that replace a record's ow
 
 
 def encoded(row: Mapping[str, Any], kind: Kind, changes: Changes) -> bytes | None:
-    """The value of the row's record; its event time is the column `ts`."""
+    """Return the value of the row's record; its event time is the column `ts`."""
     if kind == "no_value":
         return None
     content: Any = {**row, **changes.get(kind, {})}

@@ -62,7 +62,7 @@ class Scenario(Protocol):
     def records(self, seed: int, size: int) -> list[GeneratedRecord]: ...
 
     def job(self, bootstrap: str, dsn: str, records: Sequence[GeneratedRecord]) -> str:
-        """The job's file."""
+        """Return the job's file."""
         ...
 
     def judge(self, job_file: Path, bootstrap: str, table: Rows) -> CheckResult: ...
@@ -81,7 +81,7 @@ class Size:
 
 
 def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False) -> CheckResult:
-    """Runs the demo and returns the verdict; with `keep`, waits for an interrupt first. Raises JoineryError."""
+    """Run the demo and return the verdict; with `keep`, wait for an interrupt first. Raises JoineryError."""
     began = time.monotonic()
     java_command()
     with ExitStack() as stack:
@@ -165,7 +165,7 @@ def _query_rows(dsn: str, sql: str) -> Rows:
 
 
 def _interrupt_once(*_: object) -> None:
-    """Raises KeyboardInterrupt at the first signal only: the clean-up must not be interrupted, and none of its steps
+    """Raise KeyboardInterrupt at the first signal only: the clean-up must not be interrupted, and none of its steps
     waits for ever.
 
     Later signals get a handler that does nothing, rather than SIG_IGN: if two signals arrive at once, Python would look
@@ -177,7 +177,7 @@ def _interrupt_once(*_: object) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the demo. Exit code 0: verified; 1: not; 3: something is missing on this machine; 130: interrupted."""
+    """Run the demo. Exit code 0: verified; 1: not; 3: something is missing on this machine; 130: interrupted."""
     parser = argparse.ArgumentParser(prog="python -m joinery_devkit.demo", description="A verified streaming job")
     parser.add_argument("--kind", choices=SCENARIOS, default="joins", help="what the job does (default: joins)")
     parser.add_argument("--records", type=int, default=60_000, help="how many orders or clicks (default: 60000)")

@@ -90,7 +90,7 @@ class RunningJob:
         return self._process.exit_code() == 0
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """Yields the events that the job has logged since the last call. Raises JoineryError if it has failed."""
+        """Yield the events that the job has logged since the last call. Raises JoineryError if it has failed."""
         failed = self._process.exit_code() not in {None, 0}
         with self._process.log.open("rb") as log:
             log.seek(self._at)
@@ -104,19 +104,19 @@ class RunningJob:
             raise self.problem("ended by itself")
 
     def stop(self) -> None:
-        """Sends SIGTERM to the job if it still runs: it ends after the running epoch."""
+        """Send SIGTERM to the job if it still runs: it ends after the running epoch."""
         self._process.stop(_STOP_SECONDS)
         if self._process.exit_code() != 0:
             raise self.problem("did not stop in order")
 
     def problem(self, failure: str) -> JoineryError:
-        """An error with the last lines of the job's log."""
+        """Return an error with the last lines of the job's log."""
         facts = f"exit code {self._process.exit_code()}, its last words:\n{self._process.log_tail()}"
         return JoineryError(f"the job {failure}", facts=facts)
 
 
 def _joinery_command() -> str:
-    """The command that belongs to this Python."""
+    """Return the command that belongs to this Python."""
     command = Path(sys.executable).with_name("joinery")
     if not command.is_file():
         raise EnvironmentProblem("the joinery command is missing", facts=f"{command}", todo="Run make setup")
@@ -124,7 +124,7 @@ def _joinery_command() -> str:
 
 
 def epoch_log(job_file: Path) -> list[Mapping[str, Any]]:
-    """Reads the epoch log as any user can, through the command line."""
+    """Read the epoch log as any user can, through the command line."""
     command = [_joinery_command(), "state", "epochs", str(job_file), "--limit", _EVERY_EPOCH]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

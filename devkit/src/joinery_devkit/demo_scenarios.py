@@ -132,7 +132,7 @@ class SessionsOfClicks:
         return clicks.make(seed, size, _CLICK_PARTITIONS)
 
     def job(self, bootstrap: str, dsn: str, records: Sequence[GeneratedRecord]) -> str:
-        """The example job with the addresses of these servers, and the end of its input."""
+        """Return the example job with the addresses of these servers, and the end of its input."""
         document = yaml.safe_load(SESSION_EXAMPLE.read_text())
         counts = Counter(record.partition for record in records)
         stop_at = {"offsets": {str(number): counts[number] for number in range(_CLICK_PARTITIONS)}}

@@ -65,7 +65,7 @@ class Progress:
             self._recent.popleft()
 
     def rates(self) -> tuple[float, float]:
-        """The recent rates: rows read and rows written per second."""
+        """Return the recent rates: rows read and rows written per second."""
         if not self._recent:
             return 0.0, 0.0
         span = max(time.monotonic() - self._recent[0][0], self.seconds, 0.1)

@@ -24,14 +24,15 @@ GET_JAVA = (
 
 
 def cache_directory() -> Path:
-    """The directory for downloads that outlive a checkout: `$XDG_CACHE_HOME/joinery`, by default `~/.cache/joinery`."""
+    """Return the directory for downloads that outlive a checkout: `$XDG_CACHE_HOME/joinery`, by default
+    `~/.cache/joinery`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "joinery"
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds a lock on the file, for which other processes on this machine wait."""
+    """Hold a lock on the file, for which other processes on this machine wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -40,7 +41,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @functools.cache
 def java_command() -> str:
-    """The path of a `java` that is new enough for Spark and Kafka."""
+    """Return the path of a `java` that is new enough for Spark and Kafka."""
     if home := os.environ.get("JAVA_HOME"):
         java = str(Path(home) / "bin" / "java")
         if not Path(java).is_file():
@@ -58,7 +59,7 @@ def java_command() -> str:
 
 
 def java_compiler() -> str:
-    """The path of the `javac` beside that `java`."""
+    """Return the path of the `javac` beside that `java`."""
     compiler = Path(java_command()).resolve().with_name("javac")
     if not compiler.exists():
         raise EnvironmentProblem("Java has no compiler", facts=f"{compiler} does not exist", todo=GET_JAVA)
@@ -66,7 +67,7 @@ def java_compiler() -> str:
 
 
 def parse_java_version(java: str, banner: str) -> int:
-    """The feature release in what `java -version` prints; "1.8.0_392" is 8."""
+    """Return the feature release in what `java -version` prints; "1.8.0_392" is 8."""
     # macOS has a /usr/bin/java that prints no version, only where to get Java.
     match = re.search(r'version "(?:1\.)?(\d+)', banner)
     if match is None:
@@ -85,7 +86,7 @@ def require_python() -> None:
 
 
 def main() -> int:
-    """Checks everything that needs no running service; the Makefile's first step."""
+    """Check everything that needs no running service; the Makefile's first step."""
     try:
         require_python()
         java_command()

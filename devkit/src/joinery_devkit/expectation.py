@@ -58,7 +58,7 @@ class Reading:
 
 
 def read(records: Mapping[str, Iterable[Record]], log: Log, job: Job) -> Reading:
-    """Decodes every record and assigns it to its epoch."""
+    """Decode every record and assign it to its epoch."""
     epochs = {
         (name, topic, partition, offset): entry["epoch"]
         for entry in log
@@ -96,7 +96,7 @@ class Expectation:
 
 
 def expect(reading: Reading, log: Log, job: StreamJoin) -> Expectation:
-    """Returns the joined rows that must have been emitted, and counts of the rows that must have been dropped. Raises
+    """Return the joined rows that must have been emitted, and count of the rows that must have been dropped. Raises
     JoineryError for a job other than one inner interval join with keys."""
     join = _Join(job)
     with duckdb.connect(config={"threads": 2}) as db:
@@ -168,7 +168,7 @@ def _register_table(db: duckdb.DuckDBPyConnection, name: str, table: pa.Table) -
 
 
 def _judged_sql(join: _Join, side: Input) -> str:
-    """SQL for the rows of one input, each with the reason why it is dropped (J4, J6), or NULL."""
+    """Return SQL for the rows of one input, each with the reason why it is dropped (J4, J6), or NULL."""
     index = join.inputs.index(side)
     keys = [(pair.left, pair.right)[index].column for pair in join.keys]
     null_key = " OR ".join(f"{_quoted_column(side.name, key)} IS NULL" for key in keys)
@@ -185,7 +185,7 @@ def _judged_sql(join: _Join, side: Input) -> str:
 
 
 def _own_predicate(join: _Join, side: Input) -> str:
-    """The conjuncts of `where` that this input alone decides (J4)."""
+    """Return the conjuncts of `where` that this input alone decides (J4)."""
     if join.step.where is None:
         return "TRUE"
     condition = sqlglot.parse_one(join.step.where, dialect="duckdb")
@@ -195,8 +195,8 @@ def _own_predicate(join: _Join, side: Input) -> str:
 
 
 def _pairs_sql(join: _Join) -> str:
-    """SQL for every pair (J1) of accepted rows whose earlier row was still kept (J3) when the later one arrived (J2),
-    with the epoch of the later row and the output columns."""
+    """Return SQL for every pair (J1) of accepted rows whose earlier row was still kept (J3) when the later one arrived
+    (J2), with the epoch of the later row and the output columns."""
     left, right = _quote_name(join.left.name), _quote_name(join.right.name)
     lower, upper, lateness = join.interval.lower, join.interval.upper, join.step.allowed_lateness
     columns = ", ".join(_quoted_column(ref.input, ref.column) for ref in join.columns)

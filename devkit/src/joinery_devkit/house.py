@@ -162,12 +162,12 @@ def python_files(source: Path) -> list[Path]:
 
 @cache
 def _parse_file(file: Path) -> ast.Module:
-    """The file's syntax tree, which is read once for names and for functions."""
+    """Return the file's syntax tree, which is read once for names and for functions."""
     return ast.parse(file.read_text())
 
 
 def bound_names(source: Path) -> Iterator[BoundName]:
-    """Yields the names of all variables, parameters, fields and functions, in the order of files and lines."""
+    """Yield the names of all variables, parameters, fields and functions, in the order of files and lines."""
     for file in python_files(source):
         names = []
         for node in ast.walk(_parse_file(file)):
@@ -180,7 +180,7 @@ def bound_names(source: Path) -> Iterator[BoundName]:
 
 
 def functions_of(file: Path) -> list[BoundName]:
-    """Returns all functions and methods except those that Python calls (`__init__`)."""
+    """Return all functions and methods except those that Python calls (`__init__`)."""
     return [
         BoundName(file, node.lineno, node.name)
         for node in ast.walk(_parse_file(file))
@@ -189,7 +189,7 @@ def functions_of(file: Path) -> list[BoundName]:
 
 
 def helpers_used_once(file: Path) -> list[BoundName]:
-    """Returns the private functions and methods whose name occurs once in the file outside their definition."""
+    """Return the private functions and methods whose name occurs once in the file outside their definition."""
     uses: Counter[str] = Counter()
     for node in ast.walk(_parse_file(file)):
         if isinstance(node, ast.Name):
@@ -212,7 +212,7 @@ class Occurrence(NamedTuple):
 
 
 def prose_files(root: Path) -> list[Path]:
-    """The pages and sources with prose that people read now. Decision records and the changelog are history."""
+    """Return the pages and sources with prose that people read now. Decision records and the changelog are history."""
     root = root.resolve()
     if root.is_file():
         return [root]
@@ -226,7 +226,7 @@ def prose_files(root: Path) -> list[Path]:
 
 
 def retired_words(files: Iterable[Path]) -> Iterator[Occurrence]:
-    """Yields the retired words in pages, and in docstrings, comments and other text of sources."""
+    """Yield the retired words in pages, and in docstrings, comments and other text of sources."""
     pattern = re.compile("|".join(rf"(?P<w{i}>\b{word}\b)" for i, word in enumerate(RETIRED_WORDS.values())), re.I)
     names = list(RETIRED_WORDS)
     for file in files:
@@ -238,7 +238,7 @@ def retired_words(files: Iterable[Path]) -> Iterator[Occurrence]:
 
 
 def _prose_of(file: Path) -> Iterator[tuple[int, str]]:
-    """Yields pieces of text with the number of their first line, without the names in backticks: a flag or a field that
+    """Yield pieces of text with the number of their first line, without the names in backticks: a flag or a field that
     users type keeps its name."""
     content = file.read_text()
     if file.suffix != ".py":
@@ -261,7 +261,7 @@ def _without_code(text: str) -> str:
 
 
 def over_budget(figures: Mapping[str, Figures], words: Mapping[str, int]) -> Iterator[str]:
-    """Yields a line for each figure that is above its budget."""
+    """Yield a line for each figure that is above its budget."""
     for distribution, budgets in BUDGETS.items():
         for figure, budget in budgets.items():
             value = getattr(figures[distribution], figure)
@@ -276,7 +276,7 @@ def over_budget(figures: Mapping[str, Figures], words: Mapping[str, int]) -> Ite
 
 
 def report(figures: Mapping[str, Figures], words: Mapping[str, int]) -> str:
-    """The figures as a table, and the retired words with how often they still occur."""
+    """Return the figures as a table, and the retired words with how often they still occur."""
     columns = ("", "files", "lines", "vague names per 1,000", "used once %", "one word %", "files < 100 lines")
     rows = [
         (

@@ -20,7 +20,8 @@ _TIMEOUT_SECONDS = 900
 
 
 def fetch_jars(name: str, coordinates: Sequence[str], *, transitive: bool = True) -> Path:
-    """The folder `<cache>/<name>` with the jars of `coordinates` ("group:artifact:version") and their dependencies.
+    """Return the folder `<cache>/<name>` with the jars of `coordinates` ("group:artifact:version") and their
+    dependencies.
 
     Downloaded once; concurrent callers wait for the first. `transitive=False` takes the named jars only. `name` must
     change whenever the coordinates do.

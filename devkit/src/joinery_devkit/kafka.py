@@ -105,7 +105,7 @@ class KafkaCluster(KafkaAdmin):
         return self._security.access(self._bootstrap("SECURE"))
 
     def start(self, number: int | None = None) -> None:
-        """Starts one broker, or all, after formatting new directories. Returns when they have joined the cluster."""
+        """Start one broker, or all, after formatting new directories. Returns when they have joined the cluster."""
         nodes = [node for node in self._select_nodes(number) if node.pid is None]
         try:
             if self._security is not None:

@@ -42,25 +42,25 @@ class KafkaAdmin:
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None, *, replication_factor: int = 1
     ) -> None:
-        """Creates a topic. Returns when every partition has a leader that serves it."""
+        """Create a topic. Returns when every partition has a leader that serves it."""
         topic = NewTopic(name, partitions, replication_factor, config=dict(config or {}))
         self._admin.create_topics([topic])[name].result(_ADMIN_SECONDS)
         self._wait_until(f"topic {name} has no leader", lambda: self._led_everywhere(name, partitions))
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic. Returns when no broker lists it any more."""
+        """Delete a topic. Returns when no broker lists it any more."""
         self._admin.delete_topics([name])[name].result(_ADMIN_SECONDS)
         self._wait_until(
             f"topic {name} is still there", lambda: all(name not in topics for topics in self._topics_everywhere())
         )
 
     def add_partitions(self, topic: str, count: int) -> None:
-        """Raises the topic's number of partitions to `count`; returns when each has a leader that serves it."""
+        """Raise the topic's number of partitions to `count`; return when each has a leader that serves it."""
         self._admin.create_partitions([NewPartitions(topic, count)])[topic].result(_ADMIN_SECONDS)
         self._wait_until(f"a new partition of {topic} has no leader", lambda: self._led_everywhere(topic, count))
 
     def alter_config(self, topic: str, config: Mapping[str, str]) -> None:
-        """Sets some of the topic's settings and leaves the others."""
+        """Set some of the topic's settings and leave the others."""
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in config.items()
         ]
@@ -77,13 +77,13 @@ class KafkaAdmin:
         return {name: entry.value for name, entry in entries.items()}
 
     def delete_records(self, topic: str, partition: int, before_offset: int) -> None:
-        """Drops the records of a partition below `before_offset`, as retention would."""
+        """Drop the records of a partition below `before_offset`, as retention would."""
         target = TopicPartition(topic, partition, before_offset)
         for done in self._admin.delete_records([target]).values():
             done.result(_ADMIN_SECONDS)
 
     def leader(self, topic: str, partition: int = 0) -> int | None:
-        """The number of the broker that leads the partition. The leader of partition 0 of `__consumer_offsets`
+        """Return the number of the broker that leads the partition. The leader of partition 0 of `__consumer_offsets`
         coordinates every group, that of `__transaction_state` every transaction."""
         leader = _list_topics(self._admin)[topic].partitions[partition].leader
         return leader if leader >= 0 else None
@@ -147,7 +147,7 @@ class GroupRow:
 
 
 def describe_groups(bootstrap: str, *groups: str) -> list[GroupRow]:
-    """Runs `kafka-consumer-groups --describe --group`; rows are ordered by topic and partition. There are no rows if
+    """Run `kafka-consumer-groups --describe --group`; rows are ordered by topic and partition. There are no rows if
     one of the groups does not exist. Raises EnvironmentProblem with the tool's output."""
     named = [argument for group in groups for argument in ("--group", group)]
     text = _run_tool(_GROUPS, "--bootstrap-server", bootstrap, "--timeout", _ANSWER_MS, "--describe", *named)
@@ -159,7 +159,7 @@ def describe_groups(bootstrap: str, *groups: str) -> list[GroupRow]:
 
 
 def limit_producers(bootstrap: str, client_id: str, bytes_per_second: int) -> None:
-    """Sets the quota `producer_byte_rate` of all producers with this `client.id`, with `kafka-configs --alter`. Raises
+    """Set the quota `producer_byte_rate` of all producers with this `client.id`, with `kafka-configs --alter`. Raises
     EnvironmentProblem with the tool's output."""
     entity = ("--entity-type", "clients", "--entity-name", client_id)
     quota = f"producer_byte_rate={bytes_per_second}"
@@ -169,7 +169,7 @@ def limit_producers(bootstrap: str, client_id: str, bytes_per_second: int) -> No
 
 
 def _run_tool(main_class: str, *arguments: str) -> str:
-    """Runs the tool and returns all that it printed."""
+    """Run the tool and return all that it printed."""
     done = subprocess.run(
         kafka_java(main_class, *arguments),
         stdin=subprocess.DEVNULL,
@@ -182,7 +182,7 @@ def _run_tool(main_class: str, *arguments: str) -> str:
 
 
 def _parse_rows(text: str) -> Iterator[GroupRow]:
-    """Parses the rows below the header. Finds columns by name, because tools of other releases have more columns."""
+    """Parse the rows below the header. Finds columns by name, because tools of other releases have more columns."""
     names: list[str] = []
     for line in text.splitlines():
         fields = line.split()

@@ -51,13 +51,13 @@ _REPLICATED = ("offsets.topic", "transaction.state.log", "share.coordinator.stat
 
 
 def kafka_jars() -> Path:
-    """The folder with the broker's jars. Downloads them (about 60 MB) if this machine has not done so yet."""
+    """Return the folder with the broker's jars. Downloads them (about 60 MB) if this machine has not done so yet."""
     coordinates = [f"org.apache.kafka:{name}:{KAFKA_VERSION}" for name in ("kafka_2.13", "kafka-tools")]
     return fetch_jars(f"kafka-{KAFKA_VERSION}", [*coordinates, _LOG4J_BINDING])
 
 
 def kafka_java(main_class: str, *arguments: str) -> list[str]:
-    """The command line of one of Kafka's own programs."""
+    """Return the command line of one of Kafka's own programs."""
     return [java_command(), *_JAVA_OPTIONS, "-cp", class_path(kafka_jars()), main_class, *arguments]
 
 
@@ -114,7 +114,7 @@ class KafkaNode:
         return self._process is not None and self._process.running()
 
     def start(self) -> None:
-        """Formats a new directory, then starts the process without waiting for it."""
+        """Format a new directory, then start the process without waiting for it."""
         if self._process is None:
             settings = self._write_settings()
             self._process = ChildProcess(kafka_java("kafka.Kafka", str(settings)), self.directory / "server.log")

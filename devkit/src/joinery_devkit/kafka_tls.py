@@ -40,7 +40,7 @@ class Security:
         self._password = secrets.token_urlsafe(18)
 
     def prepare(self) -> None:
-        """Makes the certificates of both sides unless they exist."""
+        """Make the certificates of both sides unless they exist."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for side in ("server", "client"):
             if not self._certificate_file(side).exists():
@@ -52,7 +52,7 @@ class Security:
         )
 
     def settings(self, listener: str) -> dict[str, str]:
-        """The broker's settings of a SASL_SSL listener of that name."""
+        """Return the broker's settings of a SASL_SSL listener of that name."""
         login = f'{_PLAIN} required username="{USER}" password="{self._password}" user_{USER}="{self._password}";'
         own = {
             "sasl.enabled.mechanisms": "PLAIN",
@@ -86,7 +86,8 @@ class Security:
 
 
 def self_signed(store: Path, host: str) -> tuple[str, str]:
-    """A new private key and its certificate for the address `host`, as PEM. keytool uses `store` as a scratch file."""
+    """Return a new private key and its certificate for the address `host`, as PEM. keytool uses `store` as a scratch
+    file."""
     store.unlink(missing_ok=True)
     command = [str(Path(java_command()).resolve().with_name("keytool")), "-genkeypair", "-keystore", str(store)]
     passwords = ["-storetype", "JKS", "-storepass", _STORE_PASSWORD, "-keypass", _STORE_PASSWORD]
@@ -107,7 +108,7 @@ def _pem_text(kind: str, der: bytes) -> str:
 
 
 def _jks_entry(data: bytes, password: str) -> tuple[bytes, bytes]:
-    """The key (PKCS #8) and the certificate, both DER, of a JKS file that holds one key with one certificate.
+    """Return the key (PKCS #8) and the certificate, both DER, of a JKS file that holds one key with one certificate.
 
     The layout is that of the JDK's sun.security.provider.JavaKeyStore and KeyProtector.
     """

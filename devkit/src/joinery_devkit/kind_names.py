@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def problems(root: Path) -> Iterator[str]:
-    """Yields lines such as `core/x.py:12 names WindowJoin`."""
+    """Yield lines such as `core/x.py:12 names WindowJoin`."""
     names = kind_names(root)
     if len(names) < len(KINDS):
         yield f"{root} has no kinds: the check reads the wrong folder"
@@ -74,8 +74,8 @@ def problems(root: Path) -> Iterator[str]:
 
 
 def kind_names(root: Path) -> frozenset[str]:
-    """The classes of both packages that are kinds: subclasses of a base, direct or indirect, including resources that
-    are jobs of one kind."""
+    """Return the classes of both packages that are kinds: subclasses of a base, direct or indirect, including resources
+    that are jobs of one kind."""
     classes = [
         node
         for package in KINDS

@@ -184,7 +184,7 @@ def _aliased(case: KsqlCase, sources: Mapping[str, SourceStream]) -> Iterator[tu
 
 
 def _row(record: Mapping[str, Any], source: SourceStream) -> dict[str, Any] | None:
-    """The record as a row; None for a record without a value, which ksqlDB skips."""
+    """Return the record as a row; None for a record without a value, which ksqlDB skips."""
     value = record.get("value")
     if value is None:
         return None
@@ -281,14 +281,14 @@ def _selected(
 
 
 def _expression(text: str, inputs: Mapping[str, str], sources: Mapping[str, SourceStream]) -> str:
-    """The text with columns as our jobs name them."""
+    """Return the text with columns as our jobs name them."""
     names = r"\b(?:[A-Za-z]\w*\.\w+|[A-Za-z]\w*(?=$|\s*[=<>]))"
     text = re.sub(names, lambda name: ".".join(_column(name[0], inputs, sources)), text)
     return text.strip().removeprefix("(").removesuffix(")") if text.startswith("(CASE") else text
 
 
 def _column(reference: str, inputs: Mapping[str, str], sources: Mapping[str, SourceStream]) -> tuple[str, str]:
-    """The input and the column that a reference names."""
+    """Return the input and the column that a reference names."""
     alias, _, column = reference.upper().strip("`").rpartition(".")
     owners = [
         name
@@ -353,7 +353,8 @@ def _having(
     inputs: Mapping[str, str],
     sources: Mapping[str, SourceStream],
 ) -> str:
-    """The condition, in which each aggregate is the column that has it; one that has none is added to `columns`."""
+    """Return the condition, in which each aggregate is the column that has it; one that has none is added to
+    `columns`."""
 
     def named(match: re.Match[str]) -> str:
         call = _CALL.match(match[0])
@@ -506,7 +507,7 @@ def _items(text: str) -> list[str]:
 
 
 def _partition(text: str, pattern: str) -> tuple[str, str]:
-    """The text before the first match of the pattern, and what follows the match; without a match, nothing."""
+    """Return the text before the first match of the pattern, and what follows the match; without a match, nothing."""
     before, *after = re.split(pattern, text.strip(), maxsplit=1, flags=re.I)
     return before.strip(), after[0].strip() if after else ""
 

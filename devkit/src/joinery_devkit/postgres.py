@@ -46,7 +46,7 @@ _SERVER_DEFAULTS = {"host": "127.0.0.1", "port": "5432", "user": "postgres"}
 
 @contextmanager
 def postgres_at(host: str) -> Iterator[str]:
-    """Yields the DSN, with a password, of a new server that listens only on `host`, an address of this machine.
+    """Yield the DSN, with a password, of a new server that listens only on `host`, an address of this machine.
 
     Its data is removed at the end of the block, and it ends with this process. Raises EnvironmentProblem if it does not
     start.
@@ -95,8 +95,8 @@ def _connect(process: ChildProcess, dsn: str, seconds: float, server: str) -> ps
 
 @contextmanager
 def pooled(dsn: str, servers: int = 3) -> Iterator[str]:
-    """Yields the DSN that leads to a server with a Unix socket through the pooler, which has `servers` connections and
-    hands them out in turn. Raises EnvironmentProblem."""
+    """Yield the DSN that leads to a server with a Unix socket through the pooler, which has `servers` connections and
+    hand them out in turn. Raises EnvironmentProblem."""
     packages.install(packages.POOLER)
     parameters = conninfo_to_dict(dsn)
     with TemporaryDirectory(prefix="joinery-pgbouncer-") as folder:

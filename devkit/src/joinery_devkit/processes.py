@@ -52,11 +52,11 @@ class ChildProcess:
         return self._child.poll() is None
 
     def exit_code(self) -> int | None:
-        """The exit code; None while the child runs; negative: the signal that ended it."""
+        """Return the exit code; None while the child runs; negative: the signal that ended it."""
         return self._child.poll()
 
     def wait(self, timeout_seconds: float) -> int:
-        """Waits until the child ends by itself, and returns its exit code. Raises subprocess.TimeoutExpired if it does
+        """Wait until the child ends by itself, and return its exit code. Raises subprocess.TimeoutExpired if it does
         not end in time."""
         return self._child.wait(timeout_seconds)
 
@@ -84,7 +84,8 @@ class ChildProcess:
         self._child.wait()
 
     def log_tail(self, lines: int = 15) -> str:
-        """The last lines of the child's output, without Java's stack frames, which would push out the message."""
+        """Return the last lines of the child's output, without Java's stack frames, which would push out the
+        message."""
         return "\n".join(without_frames(self.log.read_text(errors="replace"))[-lines:])
 
     def __str__(self) -> str:
@@ -92,12 +93,12 @@ class ChildProcess:
 
 
 def without_frames(text: str) -> list[str]:
-    """The lines of a Java program's output that are not stack frames."""
+    """Return the lines of a Java program's output that are not stack frames."""
     return [line for line in text.splitlines() if not line.startswith(("\tat ", "\t... "))]
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on, another one at each call.
+    """Return a loopback port that nothing listens on, another one at each call.
 
     It lies below the kernels' ephemeral ranges. Within them, a client that keeps trying the port of a server that is
     down may get that very port as its own and connect to itself; then the server cannot come back.
@@ -117,5 +118,5 @@ def free_port() -> int:
 
 
 def deadline_after(seconds: float) -> float:
-    """A time of the monotonic clock, for `time.monotonic() < deadline` loops."""
+    """Return a time of the monotonic clock, for `time.monotonic() < deadline` loops."""
     return time.monotonic() + seconds

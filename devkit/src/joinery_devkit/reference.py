@@ -37,7 +37,7 @@ def page() -> str:
 
 
 def _kind(definition: dict[str, Any], printed: list[list[str]]) -> Iterator[str]:
-    """Yields the lines about a kind. `printed` are the tables that are already on the page, to which it only refers."""
+    """Yield the lines about a kind. `printed` are the tables that are already on the page, to which it only refers."""
     name = definition["spec"]["names"]["kind"]
     parts = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     yield f"## {name}\n\n### {name}: `spec`\n\n{_TABLE}"
@@ -64,7 +64,7 @@ def _kind(definition: dict[str, Any], printed: list[list[str]]) -> Iterator[str]
 
 
 def _rows(path: str, schema: Schema) -> Iterator[str]:
-    """Yields a row for each field below a mapping, outer fields first."""
+    """Yield a row for each field below a mapping, outer fields first."""
     inner = schema.get("items", schema)
     for name, field in inner.get("properties", {}).items():
         yield _row(f"{path}{name}", field, inner)
@@ -80,8 +80,8 @@ def _row(path: str, schema: Schema, parent: Schema) -> str:
 
 
 def example(schema: Schema) -> Any:
-    """An example value of the field: the one at the end of its description; else a word other than the default, or a
-    mapping of the required fields. None: there is no example."""
+    """Return an example value of the field: the one at the end of its description; else a word other than the default,
+    or a mapping of the required fields. None: there is no example."""
     _, named, text = schema.get("description", "").partition(" Example: ")
     if named:
         return _parse_example(text.removesuffix("."))

@@ -28,7 +28,7 @@ SUMS = "SHA256SUMS"
 
 
 def versions(root: Path) -> Mapping[str, str]:
-    """The version that each part of the product names, by file."""
+    """Return the version that each part of the product names, by file."""
     by_file = {}
     for part in SHIPPED:
         with (root / part / "pyproject.toml").open("rb") as file:
@@ -38,7 +38,7 @@ def versions(root: Path) -> Mapping[str, str]:
 
 
 def one_version(named: Mapping[str, str]) -> str:
-    """The version that all parts name. Raises EnvironmentProblem if they differ."""
+    """Return the version that all parts name. Raises EnvironmentProblem if they differ."""
     if len(set(named.values())) != 1:
         facts = ", ".join(f"{version} in {file}" for file, version in named.items())
         raise EnvironmentProblem("The parts have different versions", facts=facts, todo="Set them all to the same one")
@@ -46,7 +46,7 @@ def one_version(named: Mapping[str, str]) -> str:
 
 
 def build(folder: Path, version: str) -> None:
-    """Builds all files except the sums, into an empty folder."""
+    """Build all files except the sums, into an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for part in SHIPPED:
@@ -77,7 +77,7 @@ def build_images(registry: str, version: str) -> None:
 
 
 def write_sums(folder: Path, key: str | None) -> Path:
-    """Writes SHA256SUMS in sha256sum's format, with a detached signature by GnuPG's `key` beside it."""
+    """Write SHA256SUMS in sha256sum's format, with a detached signature by GnuPG's `key` beside it."""
     files = sorted(path for path in folder.iterdir() if path.name.partition(".")[0] != SUMS)
     sums = folder / SUMS
     sums.write_text("".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files))
@@ -87,7 +87,7 @@ def write_sums(folder: Path, key: str | None) -> Path:
 
 
 def check_key(key: str) -> None:
-    """Raises EnvironmentProblem if GnuPG has no such secret key, before rather than after everything is built."""
+    """Raise EnvironmentProblem if GnuPG has no such secret key, before rather than after everything is built."""
     try:
         _run("gpg", "--batch", "--list-secret-keys", key)
     except EnvironmentProblem as error:

@@ -69,7 +69,7 @@ class SharedServices:
 
 
 def address_of(name: str) -> str:
-    """The address of the shared server `name`. Raises RuntimeError with the reason if it does not start."""
+    """Return the address of the shared server `name`. Raises RuntimeError with the reason if it does not start."""
     with Client(os.environ[_SOCKET], "AF_UNIX") as connection:
         connection.send(name)
         address, problem = connection.recv()

@@ -21,7 +21,8 @@ _LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def _path_outside_docs(page: str, link: str) -> str | None:
-    """The path from the repository's root, if the link in this page of docs/ leads out of docs/, or to a folder."""
+    """Return the path from the repository's root, if the link in this page of docs/ leads out of docs/, or to a
+    folder."""
     if "://" in link or link.startswith("mailto:"):
         return None
     path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
@@ -29,7 +30,7 @@ def _path_outside_docs(page: str, link: str) -> str | None:
 
 
 def _site_path(path: str) -> str:
-    """The path on the site. Markdown becomes plain text there, whose links are not followed."""
+    """Return the path on the site. Markdown becomes plain text there, whose links are not followed."""
     source = ROOT / path
     return f"files/{path}/index.md" if source.is_dir() else f"files/{path}{'.txt' if source.suffix == '.md' else ''}"
 
@@ -45,7 +46,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
-    """Adds the files and folders outside docs/ that pages link to."""
+    """Add the files and folders outside docs/ that pages link to."""
     outside = {
         path
         for page in files.documentation_pages()

@@ -81,15 +81,15 @@ class StandaloneCluster:
         self._stop()
 
     def worker_pids(self) -> list[int]:
-        """The pids of worker JVMs. Killing one is like losing its machine for good."""
+        """Return the pids of worker JVMs. Killing one is like losing its machine for good."""
         return [worker.pid for worker in self._workers if worker.running()]
 
     def executor_pids(self) -> list[int]:
-        """The pids of the executor JVMs of all running applications."""
+        """Return the pids of the executor JVMs of all running applications."""
         return [executor.pid for executor in self._executor_processes()]
 
     def python_worker_pids(self) -> list[int]:
-        """The pids of the Python processes that run tasks in the executors, including their parent daemons."""
+        """Return the pids of the Python processes that run tasks in the executors, including their parent daemons."""
         return [child.pid for executor in self._executor_processes() for child in _living_descendants(executor.pid)]
 
     def _executor_processes(self) -> list[psutil.Process]:

@@ -45,14 +45,14 @@ class TcpProxy:
         self.close()
 
     def start(self) -> None:
-        """Starts to listen; does nothing if it already does."""
+        """Start to listen; do nothing if it already does."""
         if self._acceptor is None:
             door = socket.create_server(("127.0.0.1", self.port))
             self._listening.set()
             self._acceptor = _start_thread(self._accept_clients, door)
 
     def cut(self, *, silent: bool = False) -> None:
-        """Drops every connection and accepts no new ones, as if the host were down. `silent`: connections stay, and new
+        """Drop every connection and accept no new ones, as if the host were down. `silent`: connections stay, and new
         ones succeed, but not a byte passes, as if the network dropped packets; `restore` lets pending bytes through."""
         if silent:
             self._passing.clear()
@@ -74,7 +74,7 @@ class TcpProxy:
         self.start()
 
     def close(self) -> None:
-        """Ends all connections and threads."""
+        """End all connections and threads."""
         self._hang_up_all()
         self._passing.set()
         while self._pumps:
@@ -146,7 +146,7 @@ def _start_thread(work: Callable[..., None], *arguments: Any) -> threading.Threa
 
 
 def _peer_port(connection: socket.socket) -> int:
-    """The client's port; 0 if the socket has no ports, or the client has gone."""
+    """Return the client's port; 0 if the socket has no ports, or the client has gone."""
     with contextlib.suppress(OSError):
         if connection.family == socket.AF_INET:
             port: int = connection.getpeername()[1]
@@ -161,7 +161,7 @@ def _hang_up(connection: socket.socket) -> None:
 
 @contextlib.contextmanager
 def before_postgres(dsn: str) -> Iterator[tuple[TcpProxy, str]]:
-    """Yields a proxy in front of a Postgres that listens on a Unix socket, and the DSN that leads through it."""
+    """Yield a proxy in front of a Postgres that listens on a Unix socket, and the DSN that leads through it."""
     parameters = conninfo_to_dict(dsn)
     with TcpProxy(target_socket=Path(str(parameters["host"])) / f".s.PGSQL.{parameters.get('port') or 5432}") as proxy:
         yield proxy, make_conninfo(dsn, host="127.0.0.1", port=proxy.port)

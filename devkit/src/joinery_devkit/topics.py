@@ -38,8 +38,8 @@ class Record:
 
 
 def ordered_producer(bootstrap: str, settings: Mapping[str, Any] = MappingProxyType({})) -> Producer:
-    """A producer with these settings of librdkafka. It is idempotent: after a request that failed and was retried, as
-    for a topic that was made a moment ago, another producer's records are in another order."""
+    """Return a producer with these settings of librdkafka. It is idempotent: after a request that failed and was
+    retried, as for a topic that was made a moment ago, another producer's records are in another order."""
     return Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **settings})
 
 
@@ -92,7 +92,7 @@ def _read_partition(consumer: Any, topic: str, number: int) -> list[Record]:
 
 
 def readable(side: Input, value: bytes | None) -> dict[str, Any] | None:
-    """The record's columns; None if it belongs to the dead letters (T8). Timestamps become epoch milliseconds.
+    """Return the record's columns; None if it belongs to the dead letters (T8). Timestamps become epoch milliseconds.
 
     Reads JSON only, and only the column types in `_READERS`.
     """

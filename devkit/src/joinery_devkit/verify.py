@@ -120,7 +120,7 @@ def _output_row(row: Mapping[str, Any], job: StreamJoin) -> Values:
 
 
 def _count_problems(expectation: Expectation, log: Log) -> Iterator[str]:
-    """Checks the log's own counts, epoch by epoch (T10, J2)."""
+    """Check the log's own counts, epoch by epoch (T10, J2)."""
     for entry in log:
         epoch, result = entry["epoch"], entry["result"]
         pairs = expectation.pairs.get(epoch, 0)

@@ -27,14 +27,14 @@ class CheckResult(ABC):
 
     @abstractmethod
     def good_news(self) -> str:
-        """What to print if all is well."""
+        """Return what to print if all is well."""
 
     def __str__(self) -> str:
         return f"VERIFIED: {self.good_news()}" if self.ok else "NOT VERIFIED:\n  - " + "\n  - ".join(self.problems)
 
 
 def range_problems(log: Log) -> Iterator[str]:
-    """Checks that each partition is read without gaps or overlaps, by epochs with increasing numbers (M3)."""
+    """Check that each partition is read without gaps or overlaps, by epochs with increasing numbers (M3)."""
     ends: dict[Values, tuple[int, int]] = {}
     last = 0
     for entry in log:
@@ -51,7 +51,7 @@ def range_problems(log: Log) -> Iterator[str]:
 
 
 def watermark_problems(reading: Reading, log: Log, job: Job) -> Iterator[str]:
-    """Checks that the plan's watermarks are those that the rows of all earlier epochs imply (T1, T3, T5)."""
+    """Check that the plan's watermarks are those that the rows of all earlier epochs imply (T1, T3, T5)."""
     for side in job.inputs:
         if side.watermark.explicit or side.watermark.on_idle == "advance":
             raise NotImplementedError(f"input {side.name}: only watermarks that follow from records can be verified")
@@ -92,7 +92,7 @@ def dead_letter_problems(
 
 
 def named(problem: str, rows: Counter[Any], names: Sequence[str]) -> Iterator[str]:
-    """Yields one sentence with samples; none if there are no rows."""
+    """Yield one sentence with samples; none if there are no rows."""
     if rows:
         samples = [str(dict(zip(names, row, strict=True))) for row in list(rows)[:SAMPLES]]
         yield f"{rows.total():,} {problem}, such as:" + "".join(f"\n      {sample}" for sample in samples)

@@ -115,7 +115,7 @@ def _only_what_is_known(job: SessionWindow) -> None:
 
 
 def _select_rows(reading: Reading, log: Log, job: SessionWindow) -> tuple[list[ReadableRecord], Counter[int]]:
-    """The rows that belong to sessions, and how many came too late, by epoch (S4, S5)."""
+    """Return the rows that belong to sessions, and how many came too late, by epoch (S4, S5)."""
     name, lateness, gap = job.spec.input.name, job.spec.allowed_lateness, job.sessions.gap
     watermarks = {entry["epoch"]: entry["plan"]["watermarks"][name] for entry in log}
 
@@ -172,7 +172,7 @@ def _key_of(row: Mapping[str, Any], job: SessionWindow) -> Values:
 def _find_wrong_values(
     table: Iterable[Mapping[str, Any]], expected: Mapping[Values, Output], job: SessionWindow, identified: bool
 ) -> Iterator[str]:
-    """Yields sentences about sessions that have the right group and times, but wrong values."""
+    """Yield sentences about sessions that have the right group and times, but wrong values."""
     named_columns = [*(["session_id"] if identified else []), *(aggregate.as_ for aggregate in job.sessions.aggregates)]
     sketches = {aggregate.as_ for aggregate in job.sessions.aggregates if aggregate.method == "hll"}
     for column in named_columns:

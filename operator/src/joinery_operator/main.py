@@ -15,7 +15,7 @@ from joinery_runtime.errors import JoineryError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the operator until SIGTERM or SIGINT. Returns the exit code."""
+    """Run the operator until SIGTERM or SIGINT. Returns the exit code."""
     parser = argparse.ArgumentParser("joinery-operator", description="Kubernetes operator for Joinery")
     parser.add_argument("--version", action="version", version=f"joinery-operator {version('joinery-operator')}")
     parser.add_argument("--kubeconfig", type=Path, help="default: $KUBECONFIG, else the pod's service account")

@@ -84,8 +84,8 @@ class ChildNames:
         return f"{self._stem}-page"
 
     def check(self, revision: str, mode: Mode = "stateful") -> str:
-        """The name of a check pod. Each mode has its own, because the result of a check in the other mode does not
-        count."""
+        """Return the name of a check pod. Each mode has its own, because the result of a check in the other mode does
+        not count."""
         return f"{self._stem}-check-{revision}" + ("" if mode == "stateful" else f"-{mode}")
 
     @property
@@ -93,15 +93,15 @@ class ChildNames:
         return f"{self._stem}-delete-state"
 
     def question(self, number: str) -> str:
-        """The name of the pod in which `kubectl joinery` runs a command when there is no driver."""
+        """Return the name of the pod in which `kubectl joinery` runs a command when there is no driver."""
         return f"{self._stem}-question-{number}"
 
     def savepoint(self, action: Literal["create", "delete"]) -> str:
-        """The name of a Savepoint resource's pod."""
+        """Return the name of a Savepoint resource's pod."""
         return f"{self._stem}-{action}"
 
     def executor_prefix(self, attempt: int) -> str:
-        """The prefix of executor pods, to which Spark adds `-exec-<number>`."""
+        """Return the prefix of executor pods, to which Spark adds `-exec-<number>`."""
         return f"{self._stem}-{attempt}"
 
     @property
@@ -111,8 +111,8 @@ class ChildNames:
 
 
 def labels(resource: Manifest, role: Role, attempt: int | None = None, revision: str | None = None) -> dict[str, str]:
-    """A child's own labels. The resource's labels are not handed down: a tool that tracks what it deploys by labels
-    would take the children for its own, and prune them."""
+    """Return a child's own labels. The resource's labels are not handed down: a tool that tracks what it deploys by
+    labels would take the children for its own, and prune them."""
     names = ChildNames(resource)
     child_labels = {**APP_LABELS, JOB_LABEL: names.label, KIND_LABEL: names.kind, ROLE_LABEL: role}
     if attempt is not None:
@@ -132,12 +132,12 @@ def controls(owner: Manifest, manifest: Manifest) -> bool:
 
 
 def selector(labels: Mapping[str, str]) -> str:
-    """The selector of everything with these labels, as `kubectl get -l` takes it."""
+    """Return the selector of everything with these labels, as `kubectl get -l` takes it."""
     return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def owner_reference(resource: Manifest) -> dict[str, Any]:
-    """The reference that says whose child an object is, and makes Kubernetes delete it after its job."""
+    """Return the reference that says whose child an object is, and makes Kubernetes delete it after its job."""
     return {
         "apiVersion": resource["apiVersion"],
         "kind": resource["kind"],
@@ -157,7 +157,7 @@ def _stem(kind: str, job: str) -> str:
 
 
 def shorten_label(label: str, full_name: str) -> str:
-    """Returns the text as a DNS label. If it is too long for one, returns its beginning and a hash of `full_name`, for
+    """Return the text as a DNS label. If it is too long for one, returns its beginning and a hash of `full_name`, for
     which the label stands."""
     if len(label) <= _LABEL:
         return label

@@ -85,7 +85,7 @@ class PodDefaults(_Model):
     pod_security: PodSecurity | None = None
 
     def pod(self, main: str) -> dict[str, Any]:
-        """The pod that lies below a job's template; `main` is the name of the operator's container in it."""
+        """Return the pod that lies below a job's template; `main` is the name of the operator's container in it."""
         spec: dict[str, Any] = {
             "securityContext": IMAGE_USER if self.pod_security is None else as_written(self.pod_security),
             "tolerations": [as_written(toleration) for toleration in self.tolerations],
@@ -106,7 +106,7 @@ class PodDefaults(_Model):
 
 
 def as_written(model: BaseModel) -> dict[str, Any]:
-    """A model's fields as in a manifest."""
+    """Return a model's fields as in a manifest."""
     return model.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

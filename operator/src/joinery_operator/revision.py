@@ -77,7 +77,7 @@ class JobRevision:
 
 
 def replaced_owner(resource: Manifest) -> str | None:
-    """The owner from which the resource may take its state, if it names one."""
+    """Return the owner from which the resource may take its state, if it names one."""
     value = (resource["metadata"].get("annotations") or {}).get(REPLACES_OWNER)
     return value[:_LONGEST_OWNER] if value else None
 
@@ -91,10 +91,10 @@ def revision_hash(
     with_naming: bool = False,
     with_scale: bool = False,
 ) -> str:
-    """The hash of what a driver of this resource, with this image, would see at its start and cannot follow later.
-    `pod_templates` are the pods in the job's templates; earlier releases left them out. Without `with_naming`, as in
-    earlier releases, `prefixes: always` and no `prefixes` have one hash. `with_scale` makes the hash of yet earlier
-    releases, whose drivers followed no changes at all."""
+    """Return the hash of what a driver of this resource, with this image, would see at its start and cannot follow
+    later. `pod_templates` are the pods in the job's templates; earlier releases left them out. Without `with_naming`,
+    as in earlier releases, `prefixes: always` and no `prefixes` have one hash. `with_scale` makes the hash of yet
+    earlier releases, whose drivers followed no changes at all."""
     spec: dict[str, Any] = job.model_dump(mode="json", by_alias=True, exclude_defaults=True)["spec"]
     spec = _without_fields(spec, *NOT_FOR_DRIVERS)
     if spec.get("prefixes") == "always":
@@ -117,7 +117,7 @@ def revision_hash(
 
 
 def scale_of(job: Job) -> Scale:
-    """The scale at which the job is to run, which is not part of a revision."""
+    """Return the scale at which the job is to run, which is not part of a revision."""
     spec, executor = job.spec, job.spec.spark.executor
     # Otherwise the driver decides how many executors there are, or Spark, between `instances` and `maxInstances`.
     fixed = spec.autoscale is None and executor.max_instances is None
@@ -129,7 +129,7 @@ def _without_fields(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def resolved_image(job: Job, settings: Settings, current_image: str | None, changed: bool) -> str:
-    """Returns the image of the job, else the current one, else the installation's. `changed`: the job differs from the
+    """Return the image of the job, else the current one, else the installation's. `changed`: the job differs from the
     current one, so it restarts anyway and takes the installation's image. Raises ManifestError if there is none."""
     if job.spec.spark.image:
         return job.spec.spark.image

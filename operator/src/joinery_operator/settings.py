@@ -65,7 +65,7 @@ class LabelSelector:
     @classmethod
     @lru_cache(maxsize=4)
     def parsed(cls, text: str) -> LabelSelector:
-        """Raises ValueError, with the requirement that is wrong."""
+        """Raise ValueError, with the requirement that is wrong."""
         requirements: list[tuple[str, frozenset[str] | None, bool]] = []
         for requirement in re.split(r",(?![^(]*\))", text) if text else ():
             parts = _REQUIREMENT.fullmatch(requirement.strip())
@@ -138,7 +138,7 @@ class Settings:
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Reads the settings. Raises EnvironmentProblem, which names the variable."""
+    """Read the settings. Raises EnvironmentProblem, which names the variable."""
     arguments: dict[str, Any] = {}
     for setting in fields(Settings):
         name = _PREFIX + setting.name.upper()
@@ -268,13 +268,13 @@ def _page_route(name: str, text: str) -> str:
 
 
 def _parse_object(text: str, keys: Set[str]) -> dict[str, Any] | None:
-    """The JSON object in the text; None if the text is not an object, or has other keys than these."""
+    """Return the JSON object in the text; None if the text is not an object, or has other keys than these."""
     document = _parse_json(text)
     return document if isinstance(document, dict) and document.keys() <= keys else None
 
 
 def _parse_json(text: str) -> Any:
-    """Parses JSON; None if the text is not JSON."""
+    """Parse JSON; None if the text is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

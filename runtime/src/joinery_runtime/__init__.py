@@ -31,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a name on first use. It takes half a second, which the command and the workers should not wait for."""
+    """Import a name on first use. It takes half a second, which the command and the workers should not wait for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for module in ("joinery_runtime.api", "joinery_runtime.job"):

@@ -42,7 +42,7 @@ class _Tabular(ABC):
     def to_arrow(self) -> pa.Table: ...
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame. Raises EnvironmentProblem without pandas, which Joinery does not install."""
+        """Return a pandas.DataFrame. Raises EnvironmentProblem without pandas, which Joinery does not install."""
         if find_spec("pandas") is None:
             raise EnvironmentProblem(
                 "There is no pandas to make a data frame with", todo="Install pandas, or call to_polars()"
@@ -120,7 +120,7 @@ class RunResult:
         return "\n".join(where_rows_are(self.job))
 
     def output(self, name: str | None = None) -> Rows:
-        """Reads all rows of the output into memory, including those of earlier runs: from files, topics, or tables of
+        """Read all rows of the output into memory, including those of earlier runs: from files, topics, or tables of
         Postgres, Iceberg and Delta. Without a row, it is an empty table with the job's columns and types. `name` says
         which of several outputs. Raises JoineryError if the output cannot be read, as with the console."""
         from joinery_runtime.inspect.sql import read_output  # noqa: PLC0415
@@ -184,7 +184,7 @@ def explain(job: JobLike) -> Explanation:
 
 
 def trace(job: JobLike, steps: Iterable[Mapping[str, Any]], *, shards: int | None = None) -> Trace:
-    """Runs rows through a job, as `joinery trace` does. Does not touch the job's own state, inputs and output.
+    """Run rows through a job, as `joinery trace` does. Does not touch the job's own state, inputs and output.
 
     `shards` is the number of shards; None takes the job's. Raises JoineryError with the number, from 1, of a step that
     is not valid.
@@ -218,7 +218,7 @@ def run(
     once: bool = False,
     local: bool = False,
 ) -> RunResult:
-    """Runs a job until all its inputs have ended, or `stop` is set and the running epoch is done. With `once`, runs it
+    """Run a job until all its inputs have ended, or `stop` is set and the running epoch is done. With `once`, runs it
     up to the present ends of the inputs, without ending any (docs/schedule.md). An interrupt (Ctrl-C, a notebook's stop
     button) acts like `stop`. A second one raises KeyboardInterrupt at once, and the next run replays the epoch.
 
@@ -270,7 +270,7 @@ def run(
 
 @contextmanager
 def _caught(signals: Signals) -> Iterator[None]:
-    """Handles interrupts in the block, and restores the former handler afterwards."""
+    """Handle interrupts in the block, and restore the former handler afterwards."""
     before = signal.getsignal(signal.SIGINT)
     try:
         with signals.end_a_start():

@@ -248,7 +248,7 @@ _FULL = re.compile("No space left on device|Disk quota exceeded", re.IGNORECASE)
 
 @contextmanager
 def explain_full_disk(content: str, folder: Path | str) -> Iterator[None]:
-    """Turns an error of the block into NoRoom if the folder has no room for the `content` that the block writes."""
+    """Turn an error of the block into NoRoom if the folder has no room for the `content` that the block writes."""
     try:
         yield
     except OSError as error:
@@ -258,7 +258,7 @@ def explain_full_disk(content: str, folder: Path | str) -> Iterator[None]:
 
 
 def temporary_folder() -> Path:
-    """The folder for temporary files. Raises NoRoom if there is none that takes a file."""
+    """Return the folder for temporary files. Raises NoRoom if there is none that takes a file."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError as error:

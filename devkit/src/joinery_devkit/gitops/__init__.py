@@ -16,7 +16,7 @@ _MODULE = Path(__file__).with_name("programs")
 
 
 def build() -> None:
-    """Builds both programs ahead."""
+    """Build both programs ahead."""
     for package in ("argocd", "flux"):
         built_program(_MODULE, package)
 

@@ -91,7 +91,7 @@ def folder_tar(folder: Path, target: Path) -> Path:
 
 @contextmanager
 def _new_archive(target: Path) -> Iterator[tuple[Path, tarfile.TarFile]]:
-    """Yields a folder for scratch files, and the tar that becomes `target` if the block succeeds."""
+    """Yield a folder for scratch files, and the tar that becomes `target` if the block succeeds."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
         with tarfile.open(Path(folder, "archive"), "w") as tar:
@@ -114,7 +114,7 @@ def _layer_blobs(layers: Iterable[Path], scratch: Path) -> list[Blob]:
 def _add_layers(
     tar: tarfile.TarFile, name: str, config: dict[str, Any], below: Sequence[Mapping[str, Any]], tops: Sequence[Blob]
 ) -> None:
-    """Adds the layers `tops`, above the layers `below`, which are already in the tar, and what describes the image."""
+    """Add the layers `tops`, above the layers `below`, which are already in the tar, and what describes the image."""
     for top in {top.digest: top for top in tops}.values():
         with top.path.open("rb") as file:
             _add_file(tar, _blob_name(f"sha256:{top.digest}"), file, top.size)
@@ -133,7 +133,7 @@ def _add_layers(
 
 
 def _put_json(tar: tarfile.TarFile, kind: str, value: object) -> dict[str, Any]:
-    """Adds a blob and returns its descriptor."""
+    """Add a blob and return its descriptor."""
     content = json.dumps(value, sort_keys=True).encode()
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     _add_file(tar, _blob_name(digest), io.BytesIO(content), len(content))

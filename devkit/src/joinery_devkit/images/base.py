@@ -21,7 +21,7 @@ _DOCKERFILE = 'FROM scratch\nADD root.tar /\nCMD ["bash"]\n'
 
 
 def base_image(store: ImageStore) -> str:
-    """The base image's name; it is made when the store has none by this recipe."""
+    """Return the base image's name; it is made when the store has none by this recipe."""
     name = f"localhost/joinery-debian:{SUITE}-{sha256(Path(__file__).read_bytes()).hexdigest()[:12]}"
     if not store.has(name):
         log = store.folder / "base.log"
@@ -34,7 +34,7 @@ def base_image(store: ImageStore) -> str:
 
 
 def root_tar(target: Path, log: Path) -> Path:
-    """Writes the root file system of a minimal Debian as a layer tar. Needs root."""
+    """Write the root file system of a minimal Debian as a layer tar. Needs root."""
     sources = debian_sources()
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         root = Path(scratch) / "root"
@@ -73,7 +73,8 @@ def sources_text(sources: dict[str, str]) -> str:
 
 
 def debian_sources() -> dict[str, str]:
-    """The address of each suite of the release, as this machine's apt is set up; the first suite is SUITE itself."""
+    """Return the address of each suite of the release, as this machine's apt is set up; the first suite is SUITE
+    itself."""
     suites = (SUITE, f"{SUITE}-updates", f"{SUITE}-security")
     question = ["apt-get", "indextargets", "--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"]
     answer = subprocess.run(question, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -86,7 +86,7 @@ RELEASES: Mapping[str, Variant] = MappingProxyType(
 
 
 def files_of(variant: Variant) -> dict[str, bytes]:
-    """The edited files by their path in the image."""
+    """Return the edited files by their path in the image."""
     return {f"{INSTALLED}/{path}": edit((SOURCES / path).read_text()).encode() for path, edit in variant.edits.items()}
 
 
@@ -96,27 +96,28 @@ KINDS = ("runtime", "operator")
 
 
 def image_name(kind: str) -> str:
-    """The name of the image "operator", "runtime" or one of RELEASES."""
+    """Return the name of the image "operator", "runtime" or one of RELEASES."""
     return f"localhost/joinery-runtime:{kind}" if kind in RELEASES else f"localhost/joinery-{kind}:{TAG}"
 
 
 def runtime_image(target_dir: Path) -> Path:
-    """The archive of the image of drivers, executors and `joinery state ...`."""
+    """Return the archive of the image of drivers, executors and `joinery state ...`."""
     return _build_archive("runtime", target_dir)
 
 
 def operator_image(target_dir: Path) -> Path:
-    """The archive of the operator's image."""
+    """Return the archive of the operator's image."""
     return _build_archive("operator", target_dir)
 
 
 def release_image(release: str, runtime: Path) -> Path:
-    """The archive of one of RELEASES: the image in the archive `runtime` with a few files on top, written beside it."""
+    """Return the archive of one of RELEASES: the image in the archive `runtime` with a few files on top, written beside
+    it."""
     return layered(runtime, files_of(RELEASES[release]), image_name(release))
 
 
 def build_ahead() -> None:
-    """Builds both images, so that archives asked for later take seconds, and removes the layers of earlier builds."""
+    """Build both images, so that archives asked for later take seconds, and remove the layers of earlier builds."""
     with image_store() as store:
         for kind in KINDS:
             _assembled_archive(store, kind)
@@ -130,15 +131,16 @@ def build_ahead() -> None:
 
 
 def last_stages(text: str) -> list[str]:
-    """The stages of a Dockerfile that no other stage begins with, "" for the last one. Their layers are all layers."""
+    """Return the stages of a Dockerfile that no other stage begins with, "" for the last one. Their layers are all
+    layers."""
     stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, re.MULTILINE)
     bases = {base for base, _ in stages}
     return [name for _, name in stages if name not in bases]
 
 
 def layered(base: Path, extra_files: Mapping[str, bytes], name: str) -> Path:
-    """The archive `base` with `extra_files` (paths from the root; readable by all) on top, as the image `name`. Written
-    beside `base`, under a file name made from `name`."""
+    """Return the archive `base` with `extra_files` (paths from the root; readable by all) on top, as the image `name`.
+    Written beside `base`, under a file name made from `name`."""
     with TemporaryDirectory(dir=base.parent) as folder:
         for path, content in extra_files.items():
             file = Path(folder, path.lstrip("/"))
@@ -164,7 +166,7 @@ def _file_name(name: str) -> str:
 
 @contextmanager
 def image_store() -> Iterator[ImageStore]:
-    """The store in the user's cache, for one process at a time."""
+    """Yield the store in the user's cache, for one process at a time."""
     require_programs()
     store = ImageStore(cache_directory() / "images")
     with locked(store.folder / "lock"):
@@ -176,7 +178,7 @@ def dockerfile(kind: str) -> Path:
 
 
 def stage(store: ImageStore, kind: str, name: str = "") -> str:
-    """Builds a stage of images/<kind>.Dockerfile, by default the last, from the present checkout, and returns its
+    """Build a stage of images/<kind>.Dockerfile, by default the last, from the present checkout, and return its
     id. A name of its own protects the stage from `prune` until the next build of it."""
     begun = time.monotonic()
     options = [f"--build-arg=BASE={base_image(store)}", f"--tag=localhost/joinery-stage:{kind}-{name or 'last'}"]
@@ -187,7 +189,7 @@ def stage(store: ImageStore, kind: str, name: str = "") -> str:
 
 
 def _assembled_archive(store: ImageStore, kind: str) -> Path:
-    """The archive of everything except our own code. Removes archives of earlier inputs."""
+    """Return the archive of everything except our own code. Removes archives of earlier inputs."""
     # All that goes into the stage: the stages before it, the base, and the files that they copy from here.
     text = dockerfile(kind).read_text().partition(" AS code")[0]
     sources = [path for copied in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE) for path in copied.split()]

@@ -32,7 +32,7 @@ class Image:
     """The variables that the pod sets, beside the image's own."""
 
     def start(self, scratch: Path, arguments: Sequence[str] = (), user: str = "") -> subprocess.Popen[str]:
-        """Starts the entry point with `arguments` (without any: the image's own) and with `scratch` as its /tmp. The
+        """Start the entry point with `arguments` (without any: the image's own) and with `scratch` as its /tmp. The
         process is `unshare`; its one child is the container's process 1, which ends with it."""
         scratch.chmod(0o1777)
         isolate = ["unshare", "--mount", "--pid", "--ipc", "--fork", "--kill-child"]
@@ -51,7 +51,7 @@ class Image:
         )
 
     def run(self, scratch: Path, *arguments: str, user: str = "", timeout: float = 300) -> tuple[int, str]:
-        """The exit code, and all that was printed. `timeout` is in seconds."""
+        """Return the exit code, and all that was printed. `timeout` is in seconds."""
         with self.start(scratch, arguments, user) as process:
             try:
                 printed, _ = process.communicate(timeout=timeout)

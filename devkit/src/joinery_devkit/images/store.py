@@ -40,7 +40,7 @@ class ImageStore:
     folder: Path
 
     def build(self, dockerfile: Path, context: Path, log: Path, *options: str) -> str:
-        """Builds what is not built yet, and returns the image's id. Raises EnvironmentProblem with the end of the
+        """Build what is not built yet, and return the image's id. Raises EnvironmentProblem with the end of the
         log."""
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch, log.open("w") as output:
             identity = Path(scratch) / "id"
@@ -68,34 +68,34 @@ class ImageStore:
         return bool(self._ask_buildah(["images", "--quiet", "--filter", f"reference={name}"]).strip())
 
     def names(self, repository: str) -> list[str]:
-        """The names, with tags, of the images of a repository such as localhost/joinery-debian."""
+        """Return the names, with tags, of the images of a repository such as localhost/joinery-debian."""
         return self._ask_buildah(
             ["images", "--filter", f"reference={repository}", "--format={{.Name}}:{{.Tag}}"]
         ).splitlines()
 
     def forget(self, name: str) -> None:
-        """Takes a name from its image, also if a build that was killed has left a container of it; `prune` removes the
+        """Take a name from its image, also if a build that was killed has left a container of it; `prune` removes the
         image."""
         self._ask_buildah(["rmi", "--force", name])
 
     def prune(self) -> None:
-        """Removes the layers of all images that have no name and are not below an image with one. An image that a
+        """Remove the layers of all images that have no name and are not below an image with one. An image that a
         container uses stays until a later call."""
         command = self._buildah_command(["rmi", "--prune"])
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def export(self, image: str, target: Path) -> None:
-        """Writes an image as an OCI archive with compressed layers."""
+        """Write an image as an OCI archive with compressed layers."""
         self._ask_buildah(["push", "--quiet", "--compression-format=zstd", image, f"oci-archive:{target}"])
 
     def settings(self, image: str) -> dict[str, Any]:
-        """The image's settings for running it: User, Env, Entrypoint, Cmd, WorkingDir, Labels."""
+        """Return the image's settings for running it: User, Env, Entrypoint, Cmd, WorkingDir, Labels."""
         settings: dict[str, Any] = json.loads(self._ask_buildah(["inspect", "--type=image", image]))["OCIv1"]["config"]
         return settings
 
     @contextmanager
     def mounted(self, image: str) -> Iterator[Path]:
-        """Yields the union of the image's layers as a folder."""
+        """Yield the union of the image's layers as a folder."""
         container = self._ask_buildah(["from", "--pull-never", image]).strip()
         try:
             yield Path(self._ask_buildah(["mount", container]).strip())
@@ -112,7 +112,7 @@ class ImageStore:
 
 
 def _trust_options() -> list[str]:
-    """The options that give this machine's certificates and package index to the steps that download."""
+    """Return the options that give this machine's certificates and package index to the steps that download."""
     certificates = next((path for name in _CERTIFICATES if (path := os.environ.get(name))), _DEBIAN_CERTIFICATES)
     index = os.environ.get("PIP_INDEX_URL") or os.environ.get("UV_DEFAULT_INDEX")
     trusted = [] if index is None else ["--build-arg", f"PIP_INDEX_URL={index}"]

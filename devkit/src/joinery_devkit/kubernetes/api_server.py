@@ -100,7 +100,7 @@ class ApiServer:
 
 
 def admin_context(plane: ControlPlane) -> ssl.SSLContext:
-    """The administrator's login at the API server of `plane`."""
+    """Return the administrator's login at the API server of `plane`."""
     context = ssl.create_default_context(cafile=str(plane.pki / "ca.crt"))
     context.load_cert_chain(plane.pki / f"{ADMIN}.crt", plane.pki / f"{ADMIN}.key")
     return context

@@ -48,7 +48,7 @@ _ERROR_LINES = 15
 
 
 def program(name: str) -> Path:
-    """The path of a program, which is built if this machine has none. Concurrent callers wait for the first.
+    """Return the path of a program, which is built if this machine has none. Concurrent callers wait for the first.
 
     Raises EnvironmentProblem if Go is missing or the build fails.
     """
@@ -61,7 +61,7 @@ def program(name: str) -> Path:
 
 
 def build(names: Sequence[str]) -> None:
-    """Builds those of these programs that this machine lacks, all at once."""
+    """Build those of these programs that this machine lacks, all at once."""
     if all(map(_find_prebuilt, names)):  # so that nobody waits for builds of other programs
         return
     folder = programs_folder()
@@ -71,7 +71,7 @@ def build(names: Sequence[str]) -> None:
 
 
 def programs_folder() -> Path:
-    """The folder of the programs that the present pins give."""
+    """Return the folder of the programs that the present pins give."""
     return cache_directory() / f"kubernetes-{KUBERNETES_VERSION}-{_sources_digest(MODULE)}"
 
 
@@ -108,8 +108,8 @@ def _compile_programs(folder: Path, names: Sequence[str]) -> None:
 
 
 def built_program(module: Path, package: str = ".") -> Path:
-    """The path of the program that a package of this Go module is, which is built once and cached. Concurrent callers
-    wait for the first. Raises EnvironmentProblem if Go is missing or the build fails."""
+    """Return the path of the program that a package of this Go module is, which is built once and cached. Concurrent
+    callers wait for the first. Raises EnvironmentProblem if Go is missing or the build fails."""
     sources = b"\0".join(path.read_bytes() for path in sorted(module.rglob("*.*")))
     folder = f"{module.parent.name}-{hashlib.sha256(sources).hexdigest()[:8]}"
     target = cache_directory() / folder / (module / package).resolve().name

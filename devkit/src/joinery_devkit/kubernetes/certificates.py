@@ -34,24 +34,24 @@ class Authority:
         return self.directory / f"{name}.key"
 
     def server(self, name: str, subject: str, alternatives: Sequence[str]) -> None:
-        """Makes a certificate for serving under `alternatives`, such as "DNS:localhost" and "IP:127.0.0.1"."""
+        """Make a certificate for serving under `alternatives`, such as "DNS:localhost" and "IP:127.0.0.1"."""
         self._sign_certificate(
             name, subject, ["extendedKeyUsage=serverAuth", f"subjectAltName={','.join(alternatives)}"]
         )
 
     def client(self, name: str, user: str, groups: Sequence[str] = ()) -> None:
-        """Makes a certificate with which `user`, a member of `groups`, logs in."""
+        """Make a certificate with which `user`, a member of `groups`, logs in."""
         subject = "".join([*(f"/O={group}" for group in groups), f"/CN={user}"])
         self._sign_certificate(name, subject, ["extendedKeyUsage=clientAuth"])
 
     def signing_key(self, name: str) -> None:
-        """Makes a key pair without a certificate: `<name>.key`, with its public half in `<name>.pub`."""
+        """Make a key pair without a certificate: `<name>.key`, with its public half in `<name>.pub`."""
         _run_openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(self.key(name)))
         public = str(self.directory / f"{name}.pub")
         _run_openssl("ec", "-in", str(self.key(name)), "-pubout", "-out", public)
 
     def kubeconfig(self, name: str, server: str, target: Path) -> Path:
-        """Writes a kubeconfig of the client `name` for the API server at `server`, such as https://127.0.0.1:6443."""
+        """Write a kubeconfig of the client `name` for the API server at `server`, such as https://127.0.0.1:6443."""
         login = {
             "client-certificate-data": _encode_file(self.certificate(name)),
             "client-key-data": _encode_file(self.key(name)),
@@ -76,7 +76,7 @@ class Authority:
 
 
 def write_kubeconfig(target: Path, server: str, authority: str, login: dict[str, str], namespace: str = "") -> Path:
-    """Writes a kubeconfig, as JSON, which is also YAML. `authority` is the CA's certificate in base64, `login` the
+    """Write a kubeconfig, as JSON, which is also YAML. `authority` is the CA's certificate in base64, `login` the
     fields of the user."""
     context = {"cluster": "tests", "user": "tests", **({"namespace": namespace} if namespace else {})}
     config = {

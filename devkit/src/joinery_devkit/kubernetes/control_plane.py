@@ -38,7 +38,7 @@ class ControlPlane:
         return self.directory / "kubeconfig" / client
 
     def make_logins(self, scheduler: bool) -> Authority:
-        """Makes the certificates and kubeconfigs of the components below, and the administrator's."""
+        """Make the certificates and kubeconfigs of the components below, and the administrator's."""
         authority = Authority(self.pki)
         addresses = [f"IP:{address}" for address in dict.fromkeys(("127.0.0.1", self.address, _SERVICE_ADDRESS))]
         names = [f"DNS:{name}" for name in (*_NAMES, "localhost")]
@@ -88,7 +88,8 @@ class ControlPlane:
         ]
 
     def controller_manager(self, controllers: Sequence[str]) -> list[str]:
-        """`controllers` are names of the controllers to run; "*" is all, "-name" all but that one."""
+        """Start the control plane; `controllers` are names of the controllers to run: "*" is all, "-name" all but that
+        one."""
         return [
             str(program("kube-controller-manager")),
             *self._login_options(CONTROLLERS),

@@ -15,44 +15,44 @@ from joinery_devkit.services import address_of
 
 @pytest.fixture(scope="session")
 def api_server() -> Iterator[ApiServer]:
-    """The API server tier; each test makes a namespace of its own (`api_namespace`)."""
+    """Yield the API server tier; each test makes a namespace of its own (`api_namespace`)."""
     with ApiServer() as server:
         yield server
 
 
 @pytest.fixture
 def api_namespace(api_server: ApiServer) -> Iterator[str]:
-    """The name of a namespace of this test's own on `api_server`."""
+    """Yield the name of a namespace of this test's own on `api_server`."""
     with api_server.kubectl.namespace() as name:
         yield name
 
 
 @pytest.fixture(scope="session")
 def cluster() -> KubernetesCluster:
-    """A whole Kubernetes, where pods run; each test makes a namespace of its own (`cluster_namespace`)."""
+    """Return a whole Kubernetes, where pods run; each test makes a namespace of its own (`cluster_namespace`)."""
     return join_cluster(address_of(CLUSTER))
 
 
 @pytest.fixture
 def cluster_namespace(cluster: KubernetesCluster) -> Iterator[str]:
-    """The name of a namespace of this test's own on `cluster`."""
+    """Yield the name of a namespace of this test's own on `cluster`."""
     with cluster.kubectl.namespace() as name:
         yield name
 
 
 @pytest.fixture(scope="session")
 def cluster_image() -> Callable[[str], str]:
-    """Returns the name of an image of the product that the cluster has, for "operator", "runtime" or a release."""
+    """Return the name of an image of the product that the cluster has, for "operator", "runtime" or a release."""
     return lambda kind: address_of(image_service(kind))
 
 
 @pytest.fixture(scope="session")
 def cluster_kafka() -> KafkaAdmin:
-    """A broker on this machine that both the pods of `cluster` and tests reach at its `bootstrap`."""
+    """Return a broker on this machine that both the pods of `cluster` and tests reach at its `bootstrap`."""
     return KafkaAdmin(address_of(CLUSTER_KAFKA))
 
 
 @pytest.fixture(scope="session")
 def cluster_postgres() -> str:
-    """The DSN of a Postgres on this machine that both the pods of `cluster` and tests reach."""
+    """Return the DSN of a Postgres on this machine that both the pods of `cluster` and tests reach."""
     return address_of(CLUSTER_POSTGRES)

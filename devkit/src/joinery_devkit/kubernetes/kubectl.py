@@ -37,7 +37,7 @@ class Kubectl:
     kubeconfig: Path
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
-        """Runs kubectl with these arguments, and returns what it prints. Raises KubectlFailed."""
+        """Run kubectl with these arguments, and return what it prints. Raises KubectlFailed."""
         done = self._run(arguments, stdin, timeout_seconds)
         if done.returncode != 0:
             raise KubectlFailed(f"kubectl {' '.join(arguments)}", done.stderr.strip() or done.stdout.strip())
@@ -65,7 +65,7 @@ class Kubectl:
         return answer == "yes"
 
     def restrict(self, namespace: str) -> None:
-        """Makes the namespace reject pods that are not restricted. Returns once it does: the API server learns of a
+        """Make the namespace reject pods that are not restricted. Returns once it does: the API server learns of a
         label some time after it has answered."""
         self("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
 
@@ -80,7 +80,7 @@ class Kubectl:
         wait_until("the namespace rejects pods that are not restricted", rejects)
 
     def apply(self, objects: Path | Object | Sequence[Object], namespace: str | None = None) -> str:
-        """Applies, server-side, a file or folder of manifests, or objects. If `namespace` is given, none of them may
+        """Apply, server-side, a file or folder of manifests, or objects. If `namespace` is given, none of them may
         name a namespace."""
         command = ["apply", "--server-side", "--force-conflicts", "-f"]
         if namespace is not None:
@@ -91,12 +91,12 @@ class Kubectl:
         return self(*command, "-", stdin=yaml.safe_dump_all(many))
 
     def define(self, crds: Path | Mapping[str, Any]) -> None:
-        """Applies CustomResourceDefinitions, and waits until the API server accepts objects of their kinds."""
+        """Apply CustomResourceDefinitions, and wait until the API server accepts objects of their kinds."""
         self.apply(crds)
         self.await_definitions()
 
     def await_definitions(self) -> None:
-        """Waits until the API server accepts objects of every kind that is defined, and names the kind to clients: it
+        """Wait until the API server accepts objects of every kind that is defined, and names the kind to clients: it
         does that a moment later.
 
         Does not use `kubectl wait`, which fails for a definition that has no conditions yet.
@@ -116,7 +116,7 @@ class Kubectl:
         wait_until("the API server takes the definitions", all_established)
 
     def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any] | None:
-        """The object; None if there is none."""
+        """Return the object; None if there is none."""
         text = self("get", kind, name, "--namespace", namespace, "--ignore-not-found", "-o", "json")
         return json.loads(text) if text else None
 
@@ -130,7 +130,7 @@ class Kubectl:
 
     @contextmanager
     def namespace(self, prefix: str = "test") -> Iterator[str]:
-        """Yields a new namespace, which is deleted afterwards (and may take a while to be gone)."""
+        """Yield a new namespace, which is deleted afterwards (and may take a while to be gone)."""
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
         self("create", "namespace", name)
         try:
@@ -152,7 +152,7 @@ class Kubectl:
 def wait_until(
     condition: str, met: Callable[[], object], seconds: float = 240.0, *, poll_seconds: float = _POLL_SECONDS
 ) -> None:
-    """Polls `met` until it is true. Raises TimeoutError, naming `condition`, if it is not true within `seconds`.
+    """Poll `met` until it is true. Raises TimeoutError, naming `condition`, if it is not true within `seconds`.
     These are for what hangs: a busy machine takes its time. What `met` looks up may not be there yet: a status gets
     its fields one after another."""
     deadline = time.monotonic() + seconds
@@ -172,7 +172,7 @@ def wait_until(
 
 
 def pod(name: str, image: str, *command: str, labels: dict[str, str] | None = None, **container: Any) -> dict[str, Any]:
-    """A pod with one container; `container` has further fields of the container."""
+    """Return a pod with one container; `container` has further fields of the container."""
     fields = {"name": "main", "image": image, "imagePullPolicy": "Never", "command": list(command), **container}
     return {
         "apiVersion": "v1",
@@ -189,7 +189,7 @@ def phase(kubectl: Kubectl, name: str, namespace: str) -> str:
 
 
 def log_of(kubectl: Kubectl, name: str, namespace: str) -> str:
-    """The log of a pod, once it has succeeded."""
+    """Return the log of a pod, once it has succeeded."""
     wait_until("the pod ends", lambda: phase(kubectl, name, namespace) in ("Succeeded", "Failed"))
     log = kubectl("logs", name, "-n", namespace)
     assert phase(kubectl, name, namespace) == "Succeeded", log

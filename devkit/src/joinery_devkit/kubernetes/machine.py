@@ -20,7 +20,7 @@ ENVIRONMENT = {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr
 
 
 def run(command: Sequence[str], stdin: IO[bytes] | None = None) -> str:
-    """Runs a command, and returns what it prints. Raises EnvironmentProblem with its own message if it fails."""
+    """Run a command, and return what it prints. Raises EnvironmentProblem with its own message if it fails."""
     source = stdin or subprocess.DEVNULL
     done = subprocess.run(command, stdin=source, capture_output=True, check=False, env=ENVIRONMENT)
     if done.returncode != 0:
@@ -32,7 +32,7 @@ def run(command: Sequence[str], stdin: IO[bytes] | None = None) -> str:
 
 
 def add_link(link: str, namespace_of: int, host: str, node: str, networks: Sequence[str]) -> None:
-    """Adds a virtual cable from `link` here (address `host`) to eth0 in the network namespace of process `namespace_of`
+    """Add a virtual cable from `link` here (address `host`) to eth0 in the network namespace of process `namespace_of`
     (address `node`), over which `networks` are reached."""
     inside = ["nsenter", f"--target={namespace_of}", "--net", "ip"]
     run(["ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(namespace_of)])
@@ -46,12 +46,12 @@ def add_link(link: str, namespace_of: int, host: str, node: str, networks: Seque
 
 
 def pod_cgroups() -> list[Path]:
-    """The cgroups of pods that a kubelet on this machine makes, one folder per hierarchy."""
+    """Return the cgroups of pods that a kubelet on this machine makes, one folder per hierarchy."""
     return [folder for pattern in _CGROUPS for folder in Path("/").glob(pattern)]
 
 
 def remove_pod_cgroups() -> None:
-    """Removes the cgroups of pods whose processes have been killed; the kernel may need a moment to reap these."""
+    """Remove the cgroups of pods whose processes have been killed; the kernel may need a moment to reap these."""
     deadline = time.monotonic() + _CGROUP_SECONDS
     for root in pod_cgroups():
         for folder in sorted((path for path in root.rglob("*") if path.is_dir()), reverse=True):
@@ -71,7 +71,7 @@ def _remove_cgroup(cgroup: Path, deadline: float) -> None:
 
 
 def kernel_settings() -> dict[str, str]:
-    """The kernel settings that kubelet changes."""
+    """Return the kernel settings that kubelet changes."""
     return {name: (_PROC / name).read_text() for name in _KERNEL}
 
 

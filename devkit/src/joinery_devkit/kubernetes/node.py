@@ -88,12 +88,12 @@ class Node:
             raise
 
     def down(self) -> None:
-        """Ends the node, and removes its state and logs. Does nothing if there is none."""
+        """End the node, and remove its state and logs. Does nothing if there is none."""
         if self._sandbox.stop():
             machine.remove_pod_cgroups()
 
     def load_image(self, archive: Path) -> None:
-        """Loads the image in an OCI archive on the node, under the name in the archive."""
+        """Load the image in an OCI archive on the node, under the name in the archive."""
         self._sandbox.run(["ctr", "--namespace=k8s.io", "images", "import", "-"], stdin=archive)
 
     def _bring_up(self) -> None:
@@ -138,7 +138,7 @@ class Node:
         return deployment is not None and deployment["status"].get("availableReplicas", 0) > 0
 
     def _wait(self, service: str, met: Callable[[], bool]) -> None:
-        """Waits until `met` is true. `service` is the one whose log most likely says why that takes too long."""
+        """Wait until `met` is true. `service` is the one whose log most likely says why that takes too long."""
         deadline = time.monotonic() + _START_SECONDS
         while not met():
             ended = self._sandbox.ended_service()
@@ -153,7 +153,7 @@ class Node:
 
 @contextmanager
 def node_cluster() -> Iterator[Node]:
-    """Yields a node that is up: that of `python -m joinery_devkit.kubernetes up`, or one that ends with the block.
+    """Yield a node that is up: that of `python -m joinery_devkit.kubernetes up`, or one that ends with the block.
 
     Raises EnvironmentProblem if another process has one that is not detached.
     """
@@ -171,7 +171,7 @@ def node_cluster() -> Iterator[Node]:
 
 @contextmanager
 def only_one() -> Iterator[None]:
-    """Holds the lock for bringing the machine's node up or down."""
+    """Hold the lock for bringing the machine's node up or down."""
     lock = cache_directory() / "node.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a+") as handle:

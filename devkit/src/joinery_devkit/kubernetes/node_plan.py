@@ -44,7 +44,7 @@ class NodePlan:
         return self._settings / "kube-router.yaml"
 
     def write(self) -> None:
-        """Writes the logins and settings that the services read."""
+        """Write the logins and settings that the services read."""
         authority, user = self.plane.make_logins(scheduler=True), f"system:node:{NODE_NAME}"
         authority.server("kubelet-serving", f"/O=system:nodes/CN={user}", [f"DNS:{NODE_NAME}", f"IP:{NODE_ADDRESS}"])
         authority.client(_KUBELET, user, ["system:nodes"])
@@ -71,7 +71,7 @@ class NodePlan:
             (self._settings / template.name).write_text(text)
 
     def first_services(self) -> dict[str, list[str]]:
-        """The services that wait for no other, by name."""
+        """Return the services that wait for no other, by name."""
         pki = self.plane.pki
         to_kubelet = [
             f"--kubelet-client-certificate={pki / f'{_TO_KUBELET}.crt'}",
@@ -86,7 +86,7 @@ class NodePlan:
         }
 
     def second_services(self) -> dict[str, list[str]]:
-        """The services that need the first ones to be ready."""
+        """Return the services that need the first ones to be ready."""
         return {
             "kube-controller-manager": self.plane.controller_manager(["*"]),
             "kube-scheduler": self.plane.scheduler(),
@@ -101,7 +101,7 @@ class NodePlan:
         }
 
     def third_services(self) -> dict[str, list[str]]:
-        """The services that need a node."""
+        """Return the services that need a node."""
         return {
             "kube-router": [
                 str(program("kube-router")),
@@ -117,12 +117,12 @@ class NodePlan:
 
 
 def node_images(directory: Path) -> list[Path]:
-    """Archives, in `directory`, of the images that a node needs before its first pod."""
+    """Archive, in `directory`, of the images that a node needs before its first pod."""
     return [_program_image(PAUSE_IMAGE, "pause", directory), _program_image(COREDNS_IMAGE, "coredns", directory)]
 
 
 def _program_image(image: str, name: str, directory: Path) -> Path:
-    """The archive of an image that has one program in its root, and starts it."""
+    """Return the archive of an image that has one program in its root, and starts it."""
     with tempfile.TemporaryDirectory(dir=directory) as work:
         layer = Path(work) / "layer"
         layer.mkdir(mode=0o755)

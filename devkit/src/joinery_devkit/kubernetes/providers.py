@@ -51,12 +51,12 @@ class KubernetesCluster(Protocol):
         """The address for `join_cluster` in another process, while the cluster is open."""
 
     def load_image(self, archive: Path) -> None:
-        """Loads the image in an OCI archive on every node, under the name in the archive. Pods use it with
+        """Load the image in an OCI archive on every node, under the name in the archive. Pods use it with
         `imagePullPolicy: Never` or `IfNotPresent`."""
 
 
 def open_cluster() -> AbstractContextManager[KubernetesCluster]:
-    """The cluster for this run; what was made for it is removed at the end of the block."""
+    """Return the cluster for this run; what was made for it is removed at the end of the block."""
     if KUBECONFIG in os.environ:
         return existing_cluster()
     if not Node().detached and kind_is_here():
@@ -65,7 +65,7 @@ def open_cluster() -> AbstractContextManager[KubernetesCluster]:
 
 
 def join_cluster(address: str) -> KubernetesCluster:
-    """The cluster that another process has opened."""
+    """Return the cluster that another process has opened."""
     provider, _, where = address.partition(" ")
     if provider == "node":
         return Node(Path(where))
@@ -147,7 +147,7 @@ def kind_is_here() -> bool:
 
 @contextmanager
 def kind_cluster(*options: str) -> Iterator[KindCluster]:
-    """Yields a new cluster; `options` are further options of `kind create cluster`, such as --image."""
+    """Yield a new cluster; `options` are further options of `kind create cluster`, such as --image."""
     with tempfile.TemporaryDirectory(prefix="joinery-kind-") as directory:
         cluster = KindCluster(f"joinery-{uuid.uuid4().hex[:8]}", Path(directory) / "kubeconfig")
         selection = [f"--name={cluster.name}", f"--kubeconfig={cluster.kubeconfig}"]

@@ -89,7 +89,7 @@ class Sandbox:
         return record is not None and record.kept and self.running
 
     def start(self, detached: bool) -> None:
-        """Starts a new sandbox. Unless it is `detached`, it ends with this process, in whatever way that ends."""
+        """Start a new sandbox. Unless it is `detached`, it ends with this process, in whatever way that ends."""
         self.stop()
         self.logs.mkdir(parents=True)
         kernel, log = machine.kernel_settings(), self.logs / "sandbox"
@@ -109,23 +109,23 @@ class Sandbox:
         self._wait_while_starting((self.directory / READY).exists)
 
     def connect(self, host: str, node: str, networks: Sequence[str]) -> None:
-        """Adds a cable between this machine (`host`, such as 10.0.0.1) and the node (`node`), over which `networks` are
+        """Add a cable between this machine (`host`, such as 10.0.0.1) and the node (`node`), over which `networks` are
         reached."""
         machine.add_link(self._link, self._first_pid(), host, node, networks)
 
     def spawn(self, name: str, command: Sequence[str]) -> None:
-        """Starts a service in the sandbox; its output is in `logs`/`name`."""
+        """Start a service in the sandbox; its output is in `logs`/`name`."""
         self._start_detached(name, self._command_inside(command))
 
     def run(self, command: Sequence[str], stdin: Path | None = None) -> str:
-        """Runs a command in the sandbox, and returns what it prints."""
+        """Run a command in the sandbox, and return what it prints."""
         if stdin is None:
             return machine.run(self._command_inside(command))
         with stdin.open("rb") as source:
             return machine.run(self._command_inside(command), source)
 
     def ended_service(self) -> str | None:
-        """The name of a service that ended by itself, if there is one."""
+        """Return the name of a service that ended by itself, if there is one."""
         return next((name for name, process in self._services.items() if process.poll() is not None), None)
 
     def last_words(self, name: str, lines: int = 15) -> str:
@@ -133,7 +133,7 @@ class Sandbox:
         return "\n".join(without_frames(log.read_text(errors="replace"))[-lines:]) if log.exists() else ""
 
     def stop(self) -> bool:
-        """Ends the sandbox, even one whose owner was killed, and removes what it leaves. Returns whether there was
+        """End the sandbox, even one whose owner was killed, and remove what it leaves. Returns whether there was
         one."""
         record = _Record.read(self._record)
         if self._guarded is not None:

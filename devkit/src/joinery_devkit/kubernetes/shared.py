@@ -24,7 +24,7 @@ def image_service(kind: str) -> str:
 
 
 def cluster_services() -> Mapping[str, Starter]:
-    """The services by the name that `address_of` takes. The address of an image is its name."""
+    """Return the services by the name that `address_of` takes. The address of an image is its name."""
     servers = {
         CLUSTER: _serve_cluster,
         CLUSTER_KAFKA: _serve_kafka,
@@ -67,7 +67,7 @@ def _runtime_archive() -> Iterator[str]:
 
 @contextmanager
 def _load_image(kind: str) -> Iterator[str]:
-    """Builds an image and loads it. The build runs while the cluster comes up, if somebody else waits for that."""
+    """Build an image and load it. The build runs while the cluster comes up, if somebody else waits for that."""
     with tempfile.TemporaryDirectory(prefix="joinery-images-") as folder:
         archive = operator_image(Path(folder)) if kind == "operator" else Path(address_of(_RUNTIME_ARCHIVE))
         if kind in RELEASES:

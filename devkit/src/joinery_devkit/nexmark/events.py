@@ -58,7 +58,7 @@ class NexmarkLoad:
     disorder: int = 1
 
     def numbers(self) -> np.ndarray:
-        """The events' numbers in sending order, int64."""
+        """Return the events' numbers in sending order, int64."""
         sent = np.arange(self.events)
         first = sent // self.disorder * self.disorder
         # The last group may be incomplete: its events stay in order, so that no number is missing.
@@ -81,7 +81,8 @@ class NexmarkEvents:
 
 
 def side_input() -> pa.Table:
-    """The bounded table of q13, the same for every load: `key`, `value` and the time from which all rows are valid."""
+    """Return the bounded table of q13, the same for every load: `key`, `value` and the time from which all rows are
+    valid."""
     keys = np.arange(SIDE_INPUT_ROWS)
     valid = np.full(SIDE_INPUT_ROWS, START_MS // _DAY_MS * _DAY_MS)
     return pa.table({"key": keys, "value": [f"value-{key}" for key in keys], "dateTime": _timestamp_array(valid)})
@@ -180,7 +181,7 @@ def _timestamp_array(ms: np.ndarray) -> pa.Array:
 
 
 def _last_auction(numbers: np.ndarray) -> np.ndarray:
-    """The number of the last auction up to each auction or bid."""
+    """Return the number of the last auction up to each auction or bid."""
     last: np.ndarray = numbers // _ALL * _AUCTIONS + np.minimum(numbers % _ALL - _PERSONS, _AUCTIONS - 1)
     return last
 
@@ -216,7 +217,7 @@ class _Texts:
         self._gaps = self._chance.random(_TEXT_BYTES) < 1 / 13  # in words
 
     def random(self, chance: np.random.Generator, sizes: np.ndarray) -> pa.Array:
-        """A text of letters for each of the `sizes`."""
+        """Return a text of letters for each of the `sizes`."""
         return _slice_text(self._letters, chance, sizes)
 
     def words(self, chance: np.random.Generator, count: int, most: int, gap: str = " ") -> pa.Array:
@@ -251,7 +252,7 @@ class _Texts:
 
 
 def _slice_text(text: np.ndarray, chance: np.random.Generator, sizes: np.ndarray) -> pa.Array:
-    """A slice of each size, each from anywhere in `text`, as strings."""
+    """Return a slice of each size, each from anywhere in `text`, as strings."""
     ends = np.concatenate([[0], np.cumsum(sizes)])
     starts = chance.integers(0, len(text) - int(sizes.max(initial=0)), len(sizes))
     positions = np.repeat(starts - ends[:-1], sizes) + np.arange(ends[-1])
@@ -267,7 +268,7 @@ def write_csv(events: NexmarkEvents, folder: Path) -> None:
 
 
 def json_records(table: pa.Table) -> list[bytes]:
-    """The rows as JSON objects, with times in milliseconds."""
+    """Return the rows as JSON objects, with times in milliseconds."""
     times = pl.selectors.datetime().dt.epoch("ms")
     return pl.DataFrame(table).with_columns(times).write_ndjson().encode().split(b"\n")[:-1]
 

@@ -29,7 +29,7 @@ def aggregate_rows(
     sketch: Sketch,
     conditions: Mapping[str, Callable[[Values], bool | None]],
 ) -> Any:
-    """The value of an aggregate of rows in order of (event time, arrival). `kind` is the type of its column,
+    """Return the value of an aggregate of rows in order of (event time, arrival). `kind` is the type of its column,
     `conditions` are those of aggregates, by their text."""
     chosen = rows if spec.where is None else [row for row in rows if conditions[spec.where](row) is True]
     values = [None if spec.column is None else row[spec.column] for row in chosen]
@@ -39,8 +39,8 @@ def aggregate_rows(
 def aggregate(
     spec: Aggregate, values: Sequence[Any], kind: ColumnType | None, sketch: Sketch, by: Sequence[Any] = ()
 ) -> Any:
-    """The value of an aggregate. `values` are those of its column in order of (event time, arrival), one per row that
-    meets its condition, and `by` those of its second column; `kind` is the column's type."""
+    """Return the value of an aggregate. `values` are those of its column in order of (event time, arrival), one per row
+    that meets its condition, and `by` those of its second column; `kind` is the column's type."""
     present = [value for value in values if value is not None]
     match spec.function:
         case "count":
@@ -70,7 +70,7 @@ def exact(values: Sequence[Any]) -> int:
 
 
 def _rank(value: Any) -> tuple[bool, Any]:
-    """A sort key in which NaN is greater than every number."""
+    """Return a sort key in which NaN is greater than every number."""
     return (True, 0) if is_nan(value) else (False, value)
 
 
@@ -90,7 +90,8 @@ def _decimal_sum(values: Sequence[Decimal]) -> Decimal:
 
 
 def _average(values: Sequence[Any], kind: ColumnType | None) -> Any:
-    """The average. For decimals it is rounded half up to four more digits than the column has, at most 38 in all."""
+    """Return the average. For decimals it is rounded half up to four more digits than the column has, at most 38 in
+    all."""
     if isinstance(values[0], Decimal):
         assert kind is not None, "a decimal column has a type"
         precision = min(_DIGITS, (kind.precision or 0) + 4)
@@ -102,7 +103,7 @@ def _average(values: Sequence[Any], kind: ColumnType | None) -> Any:
 
 
 def _spread(values: Sequence[Any], *, sample: bool, root: bool) -> float | None:
-    """The variance, or its root: of exact numbers, rounded once."""
+    """Return the variance, or its root: of exact numbers, rounded once."""
     if len(values) < 1 + sample:
         return None
     if not all(math.isfinite(value) for value in values):
@@ -117,7 +118,7 @@ def _spread(values: Sequence[Any], *, sample: bool, root: bool) -> float | None:
 
 
 def _percentile(spec: Aggregate, values: Sequence[Any]) -> float:
-    """The percentile of values as doubles. The sketch of more than 256 values drops the last 44 bits of each."""
+    """Return the percentile of values as doubles. The sketch of more than 256 values drops the last 44 bits of each."""
     doubles = sorted((float(value) + 0.0 for value in values), key=_rank)
     share = Fraction(1, 2) if spec.percentile is None else Fraction(str(spec.percentile))
     if spec.function in {"percentile_disc", "approx_percentile"}:
@@ -135,7 +136,7 @@ def _percentile(spec: Aggregate, values: Sequence[Any]) -> float:
 
 
 def _element(value: Any) -> Any:
-    """A value in a JSON array, as in JSON outputs."""
+    """Return a value in a JSON array, as in JSON outputs."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, datetime):

@@ -34,11 +34,11 @@ class AsOfStep:
         self.versions = [forget(RIGHT, version) for version in self.versions]
 
     def begin(self, waited: Time, expired: Time, reached: Time) -> None:
-        """An epoch begins with these times."""
+        """Begin an epoch with these times."""
         self.waited, self.expired, self.reached = waited, expired, reached
 
     def asked_from(self, until: Time) -> Time:
-        """The time of the first waiting row up to `until`."""
+        """Return the time of the first waiting row up to `until`."""
         return min((time for time in map(self._time, self.waiting) if time <= until), default=math.inf)
 
     @property
@@ -47,20 +47,20 @@ class AsOfStep:
         return self.waited if self.rule.grace else max(self.waited, self.reached)
 
     def version_arrives(self, row: Joined) -> bool:
-        """Adds a version; returns False if on arrival it is already superseded beyond the horizon (A2)."""
+        """Add a version; return False if on arrival it is already superseded beyond the horizon (A2)."""
         if self._superseded(row, self._of_key(self.step.key(RIGHT, row))):
             return False
         self.versions.append(row)
         return True
 
     def close(self) -> list[Joined]:
-        """The results of waiting rows whose time has come."""
+        """Return the results of waiting rows whose time has come."""
         ready = [row for row in self.waiting if self._time(row) <= self.waited]
         self.waiting = [row for row in self.waiting if self._time(row) > self.waited]
         return [joined_row for row in sorted(ready, key=self._time) for joined_row in self._result(row)]
 
     def arrive(self, rows: Iterable[Joined]) -> list[Joined]:
-        """Takes stream rows: they are emitted at once, or wait until their time has come."""
+        """Take stream rows: they are emitted at once, or wait until their time has come."""
         out: list[Joined] = []
         for row in rows:
             if row.time(self.stream) is None or self.step.why_unjoinable(LEFT, row) is not None:
@@ -97,7 +97,7 @@ class AsOfStep:
 
 
 def _age(version: Joined) -> tuple[int, int]:
-    """A sort key for versions: of two with the same key and time, the one with the higher offset counts (A1)."""
+    """Return a sort key for versions: of two with the same key and time, the one with the higher offset counts (A1)."""
     row = _input_row(version)
     return row.ts, row.offset
 

@@ -42,7 +42,7 @@ def _joined(step: Step, before: Sequence[str], sides: Sides) -> Iterator[Joined]
 def _outer(
     step: Step, before: Sequence[str], sides: Sides, match: Match, windows: Callable[[Joined], Iterable[Window | None]]
 ) -> Iterator[Joined]:
-    """Joins, with padding of preserved rows. `match` yields the windows in which two rows meet, `windows` all windows
+    """Join, with padding of preserved rows. `match` yields the windows in which two rows meet, `windows` all windows
     of a row; None stands for a step without windows."""
     met: set[tuple[int, Window | None]] = set()
     for left in sides[LEFT]:
@@ -99,7 +99,7 @@ def _fixed(step: Step, rule: WindowRule, before: Sequence[str]) -> Callable[[Joi
 
 
 def _sessions(step: Step, rule: SessionRule, before: Sequence[str], sides: Sides) -> Callable[[Joined], Window]:
-    """Returns a function that grows a session from a row until nothing more is within the gap of its ends."""
+    """Return a function that grows a session from a row until nothing more is within the gap of its ends."""
     joinable = [
         (step.key(side, row), _time(step, before, row))
         for side in (LEFT, RIGHT)

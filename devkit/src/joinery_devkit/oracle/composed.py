@@ -56,7 +56,7 @@ class ComposedOracle:
         return self._joins.asked_from(watermarks, name)
 
     def end(self) -> Iterator[EpochExpectation]:
-        """Yields the epochs that end all inputs (T7)."""
+        """Yield the epochs that end all inputs (T7)."""
         for _ in range(self.depth + 1):
             yield self.epoch(dict.fromkeys(self.inputs, END), {})
 
@@ -106,6 +106,6 @@ class TwiceOracle:
         return EpochExpectation((), second.rows, first.late, dropped)
 
     def end(self) -> Iterator[EpochExpectation]:
-        """Yields the epochs that end the input (T7)."""
+        """Yield the epochs that end the input (T7)."""
         for _ in range(self.depth):
             yield self.epoch({self._time: END}, {})

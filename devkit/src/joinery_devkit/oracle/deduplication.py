@@ -72,11 +72,11 @@ class DeduplicationOracle:
         return EpochExpectation((), emitted, {self._input: late}, {self._input: dropped})
 
     def end(self) -> Iterator[EpochExpectation]:
-        """Yields the epoch that ends the input (T7)."""
+        """Yield the epoch that ends the input (T7)."""
         yield self.epoch({self._input: END}, {})
 
     def _decided(self) -> Iterator[Row]:
-        """Emits the rows that were not emitted yet, and whose turn it is (D2)."""
+        """Emit the rows that were not emitted yet, and whose turn it is (D2)."""
         last = self._shape.rule.keep == "last"
         for rows in self._rows.values():
             for span in self._spans(rows):
@@ -87,7 +87,7 @@ class DeduplicationOracle:
                     yield chosen
 
     def _spans(self, rows: list[Row]) -> list[list[Row]]:
-        """The rows of a key before the horizon, by span (D1)."""
+        """Return the rows of a key before the horizon, by span (D1)."""
         spans: list[list[Row]] = []
         for row in sorted(rows, key=lambda row: (row.ts, row.partition, row.offset)):
             if row.ts >= self._closed:

@@ -26,7 +26,7 @@ def as_time(watermark: int | None) -> Time:
 
 
 def as_watermark(time: Time) -> int | None:
-    """The watermark that stands for the time: the inverse of `as_time`."""
+    """Return the watermark that stands for the time: the inverse of `as_time`."""
     if time == UNKNOWN:
         return None
     return END if time == math.inf else int(time)
@@ -60,8 +60,8 @@ class ChainTimes:
         highest: Mapping[str, Time] = MappingProxyType({}),
         reached: Mapping[str, int] = MappingProxyType({}),
     ) -> Horizons:
-        """The horizons of the next epoch, under its plan's watermarks. `highest` are the highest event times that
-        earlier epochs have read. `reached` are the times up to which inputs were read that are behind (A4)."""
+        """Return the horizons of the next epoch, under its plan's watermarks. `highest` are the highest event times
+        that earlier epochs have read. `reached` are the times up to which inputs were read that are behind (A4)."""
         # An input's watermark less the allowedLateness of the step that reads it.
         lateness = {self._first: self._steps[0].allowed_lateness}
         lateness |= {step.right: step.allowed_lateness for step in self._steps}
@@ -131,7 +131,8 @@ class ChainTimes:
         return {**out, step.right: min(coming[step.right], right_kept)}
 
     def _least(self, name: str, base: str) -> int:
-        """The least (time of `name` - time of `base`) in rows that have both: bounds add up along the chain (N2)."""
+        """Return the least (time of `name` - time of `base`) in rows that have both: bounds add up along the chain
+        (N2)."""
         up, down = self._way(name), self._way(base)
         shared = {joint for joint, _, _ in up} & {joint for joint, _, _ in down}
         least_up = sum(lower for joint, lower, _ in up if joint not in shared)
@@ -139,15 +140,16 @@ class ChainTimes:
         return least_up - most_down
 
     def counted_from(self, step: Step) -> str:
-        """The input whose time left rows have: in windows that a step before has made, the one that counted there."""
+        """Return the input whose time left rows have: in windows that a step before has made, the one that counted
+        there."""
         counting = next(
             (other for other in self._steps if isinstance(other.rule, WindowRule) and step.one_window), step
         )
         return counting.left_input or self._first
 
     def _way(self, name: str) -> list[tuple[str, int, int]]:
-        """The joins from an input to the first one: (input, lower and upper bound of its time from that of the input
-        to which it was joined)."""
+        """Return the joins from an input to the first one: (input, lower and upper bound of its time from that of the
+        input to which it was joined)."""
         way: list[tuple[str, int, int]] = []
         if name == WINDOW:
             windows = next(step for step in self._steps if isinstance(step.rule, WindowRule))
@@ -163,7 +165,7 @@ class ChainTimes:
 
 
 def bound(step: Step) -> tuple[int, int]:
-    """The lowest and the highest distance of the right row's time from that of the step's left input."""
+    """Return the lowest and the highest distance of the right row's time from that of the step's left input."""
     if isinstance(step.rule, WindowRule):
         return 1 - step.rule.size, step.rule.size - 1
     assert isinstance(step.rule, IntervalRule), "other steps count only from times that are bounded (N2)"
@@ -187,7 +189,7 @@ class EarlyHorizon:
 
 
 def _first_open(rule: WindowRule, closed: Time) -> Time:
-    """The start of the first window whose end is above the time."""
+    """Return the start of the first window whose end is above the time."""
     if math.isinf(closed):
         return closed
     return ((int(closed) - rule.size) // rule.slide + 1) * rule.slide
@@ -213,7 +215,7 @@ class WatermarkOracle:
         self._delays = dict(delays)
 
     def saw(self, name: str, partition: Hashable, times: Iterable[int]) -> None:
-        """Takes an epoch's read of a partition; `times` are the event times of its readable rows, if there were any."""
+        """Take an epoch's read of a partition; `times` are the event times of its readable rows, if there were any."""
         self._times[name].setdefault(partition, []).extend(times)
 
     def settle(self, idle: Mapping[str, Collection[Hashable]] | None = None) -> None:
@@ -225,7 +227,8 @@ class WatermarkOracle:
     def watermarks(
         self, idle: Mapping[str, Collection[Hashable]] | None = None, ended: Collection[str] = ()
     ) -> dict[str, int | None]:
-        """The next plan's watermarks, given its idle partitions and the inputs that have been read to their ends."""
+        """Return the next plan's watermarks, given its idle partitions and the inputs that have been read to their
+        ends."""
         idle = idle or {}
         own = {
             name: END if name in ended else _highest(emitted, self._implied(name, idle.get(name, ())))
@@ -245,13 +248,13 @@ class WatermarkOracle:
         return dict(self._emitted)
 
     def reached(self, name: str, unread: Collection[Hashable]) -> int | None:
-        """The last time that an input has reached whose `unread` partitions have more records (A4: rows from before
-        *(highest event time - delay)* are read); None: one of them has shown no row."""
+        """Return the last time that an input has reached whose `unread` partitions have more records (A4: rows from
+        before *(highest event time - delay)* are read); None: one of them has shown no row."""
         implied = self._implied(name, self._times[name].keys() - set(unread))
         return None if implied is None else implied - 1
 
     def _implied(self, name: str, idle: Collection[Hashable]) -> int | None:
-        """The watermark by T1; None while a partition that is not idle has shown no row."""
+        """Return the watermark by T1; None while a partition that is not idle has shown no row."""
         times = [seen for partition, seen in self._times[name].items() if partition not in idle]
         if not times or not all(times):
             return None

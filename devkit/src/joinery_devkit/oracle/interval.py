@@ -39,7 +39,7 @@ class IntervalStep:
             self.buffers[side][:] = [replace(waiting, row=forget(side, waiting.row)) for waiting in self.buffers[side]]
 
     def close(self, keep_from: tuple[Time, Time]) -> list[Joined]:
-        """Drops rows past their deadline (T3, O1). Returns those to pad: rows of a preserved side that never
+        """Drop rows past their deadline (T3, O1). Returns those to pad: rows of a preserved side that never
         matched."""
         out: list[Joined] = []
         for side in SIDES:
@@ -50,7 +50,7 @@ class IntervalStep:
         return out
 
     def arrive(self, side: int, rows: Iterable[Joined], keep_from: tuple[Time, Time]) -> list[Joined]:
-        """Takes rows of one side that are neither late nor dropped, and returns the joined rows."""
+        """Take rows of one side that are neither late nor dropped, and return the joined rows."""
         out: list[Joined] = []
         for row in rows:
             time = row.time(self.time_of(side))
@@ -66,7 +66,7 @@ class IntervalStep:
         return out
 
     def _matches(self, side: int, arrived: KeptRow) -> list[Joined]:
-        """The matches of a row among the kept rows of the other side (J1)."""
+        """Return the matches of a row among the kept rows of the other side (J1)."""
         lower, upper = bound(self.step)
         matches: list[Joined] = []
         for other in self.buffers[1 - side]:
@@ -83,7 +83,7 @@ class IntervalStep:
         return matches
 
     def time_of(self, side: int) -> str:
-        """The input to whose time the bound refers on this side."""
+        """Return the input to whose time the bound refers on this side."""
         return self.step.left_input or self.first if side == LEFT else self.step.right
 
     def padded(self, side: int, row: Joined) -> Joined:

@@ -92,8 +92,8 @@ class Oracle:
         key_values: Mapping[str, Callable[[Values], Any]] | None = None,
         aggregated: bool = False,
     ) -> Oracle:
-        """The oracle of a job. Its `where` must be given in Python, split as in the job's plan: `predicates` by step
-        or, for a job of two inputs, `filters` by input and a `residual` on the columns of a left and a right row.
+        """Return the oracle of a job. Its `where` must be given in Python, split as in the job's plan: `predicates` by
+        step or, for a job of two inputs, `filters` by input and a `residual` on the columns of a left and a right row.
         `keeps` are the filters of steps, by step, if no earlier place can check them. `key_values` as in `steps_of`."""
         names = [side.name for side in job.spec.inputs]
         if predicates is None:
@@ -132,7 +132,7 @@ class Oracle:
         return self._chain.asked_from(name, ended=watermarks[name] == END)
 
     def end(self) -> Iterator[EpochExpectation]:
-        """Yields the epochs that end all inputs (T7): what each step closes passes to the next step."""
+        """Yield the epochs that end all inputs (T7): what each step closes passes to the next step."""
         for _ in range(len(self.steps) + 1):
             yield self.epoch(dict.fromkeys(self.inputs, END), {})
 
@@ -160,7 +160,7 @@ class _Step(Protocol):
         """Continues the step as this one."""
 
     def epoch(self, rows: Sides, keep_from: tuple[Time, Time], reached: Time, dropped: Drops) -> list[Joined]:
-        """Takes an epoch's rows of both sides, and returns the joined rows. `dropped` counts by side, where the rows
+        """Take an epoch's rows of both sides, and return the joined rows. `dropped` counts by side, where the rows
         are records."""
 
 
@@ -189,7 +189,7 @@ class _Chain:
     def epoch(
         self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped, reached: Mapping[str, int]
     ) -> list[Joined]:
-        """Takes the readable rows of every input, ordered by (partition, offset), and counts what it drops. `reached`
+        """Take the readable rows of every input, ordered by (partition, offset), and count what it drops. `reached`
         has the times up to which inputs were read that are behind (A4)."""
         horizons = self._times.next(watermarks, self._highest, reached)
         self.handed_on = horizons.handed_on
@@ -304,7 +304,7 @@ class _Windowed:
         return out
 
     def _pad_at_once(self, side: int, row: Joined, closed: float, dropped: Counter[str]) -> list[Joined]:
-        """Pads a row at once, per window that is open (O2, W3); the row is late if none is open (W2)."""
+        """Pad a row at once, per window that is open (O2, W3); the row is late if none is open (W2)."""
         windows = self._windows
         open_windows = [window for window in windows.windows_of(side, row) if not windows.is_closed(window, closed)]
         dropped[LATE] += not open_windows
@@ -322,7 +322,7 @@ class _Versions:
         self.run.edit(step, step.rule, forget)
 
     def epoch(self, rows: Sides, keep_from: tuple[Time, Time], reached: Time, dropped: Drops) -> list[Joined]:
-        """The table's rows come before stream rows, even before those that have waited (A4)."""
+        """Return the table's rows come before stream rows, even before those that have waited (A4)."""
         self.run.begin(*keep_from, reached)
         for row in rows[RIGHT]:
             dropped[RIGHT]["expired"] += not self.run.version_arrives(row)

@@ -85,7 +85,7 @@ class Step:
     """The condition on the rows that the step makes (J11)."""
 
     def filtered(self, rows: Iterable[Joined], dropped: Mapping[str, Counter[str]]) -> list[Joined]:
-        """The rows that the step emits, of those that it makes; counts the others."""
+        """Return the rows that the step emits, of those that it makes; counts the others."""
         joined = list(rows)
         emitted = [row for row in joined if self.keeps is None or self.keeps(row.columns) is True]
         if len(emitted) < len(joined):
@@ -144,12 +144,12 @@ class Projection:
 
 
 def output_row(row: Joined, columns: Sequence[Projection]) -> dict[str, Any]:
-    """Returns the row as it is emitted."""
+    """Return the row as it is emitted."""
     return {column.name: column.of(row) for column in columns}
 
 
 def output_columns(job: StreamJoin, computed: Mapping[str, Callable[[ByInput], Any]] | None = None) -> list[Projection]:
-    """The output columns (J10, W4). `computed` has the expressions of `select` in Python, by output name."""
+    """Return the output columns (J10, W4). `computed` has the expressions of `select` in Python, by output name."""
     if job.select is None:
         windowed = any(step.window is not None for step in job.joins)
         times = [Projection(name, window=n) for n, name in enumerate(_TIMES) if windowed]
@@ -179,9 +179,9 @@ def steps_of(
     keeps: Mapping[int, Check] | None = None,
     key_values: Mapping[str, Callable[[Values], Any]] | None = None,
 ) -> tuple[Step, ...]:
-    """The job's steps; `predicates` and `keeps`, the filters of steps, are by the step's number, from 0. What the left
-    side of a later step decides, and an earlier step can check, counts there too (J4). `key_values` has the computed
-    keys in Python, by their texts, of which each begins with its input."""
+    """Return the job's steps; `predicates` and `keeps`, the filters of steps, are by the step's number, from 0. What
+    the left side of a later step decides, and an earlier step can check, counts there too (J4). `key_values` has the
+    computed keys in Python, by their texts, of which each begins with its input."""
     checked = {number: predicates.get(number, Predicates()) for number in range(len(job.joins))}
     for number, step in enumerate(job.joins):
         step_predicates = predicates.get(number, Predicates())

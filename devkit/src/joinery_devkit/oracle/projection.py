@@ -31,7 +31,7 @@ class ProjectionOracle:
         return EpochExpectation((), emitted, {name: 0}, {name: Counter(filtered=len(read) - len(passing))})
 
     def end(self) -> Iterator[EpochExpectation]:
-        """Yields the epoch that ends the input (T7)."""
+        """Yield the epoch that ends the input (T7)."""
         yield self.epoch({side.name: END for side in self.job.inputs}, {})
 
     def _row(self, values: Values) -> dict[str, Any]:

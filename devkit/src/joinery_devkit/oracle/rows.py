@@ -49,12 +49,12 @@ class Joined:
         return tuple(None if row is None else (row.partition, row.offset) for row in self.rows.values())
 
     def time(self, name: str) -> int | None:
-        """The input's event time in milliseconds; None if it is padded."""
+        """Return the input's event time in milliseconds; None if it is padded."""
         row = self.rows[name]
         return None if row is None else row.ts
 
     def values(self, name: str) -> Values:
-        """The input's columns; NULLs if it is padded."""
+        """Return the input's columns; NULLs if it is padded."""
         row = self.rows[name]
         return _Nulls() if row is None else row.values
 
@@ -75,7 +75,7 @@ NULL (M2)."""
 
 
 def joined(left: Joined, right: Joined, window: Window | None = None) -> Joined:
-    """The row of both, in the window in which they met; if a step has none, in that of the left row."""
+    """Return the row of both, in the window in which they met; if a step has none, in that of the left row."""
     return Joined({**left.rows, **right.rows}, window or left.window)
 
 
@@ -99,7 +99,7 @@ def selected(selection: Selection, row: Values) -> tuple[dict[str, Any], bool]:
 
 
 def multiset(rows: Iterable[Values]) -> Counter[tuple[tuple[str, Hashable], ...]]:
-    """Counts rows by value, in any order of rows and columns; NaN is one value, -0.0 is 0.0."""
+    """Count rows by value, in any order of rows and columns; NaN is one value, -0.0 is 0.0."""
     return Counter(tuple(sorted((name, comparable(value)) for name, value in row.items())) for row in rows)
 
 
@@ -115,7 +115,7 @@ def differences(expected: Iterable[Values], actual: Iterable[Values], *, show: i
 
 
 def comparable(value: Any) -> Hashable:
-    """A value to compare, which is equal for NaN and NaN, and for -0.0 and 0.0."""
+    """Return a value to compare, which is equal for NaN and NaN, and for -0.0 and 0.0."""
     if isinstance(value, float):
         return "NaN" if is_nan(value) else value + 0.0
     if isinstance(value, list):

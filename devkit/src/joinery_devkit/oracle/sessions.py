@@ -64,11 +64,11 @@ class SessionShape:
         return {name: row.values[name] for name in self.job.sessions.group_by}
 
     def key(self, row: Arrived) -> Hashable:
-        """The group's key: NULL is a group like any other, and so is NaN (S1)."""
+        """Return the group's key: NULL is a group like any other, and so is NaN (S1)."""
         return tuple(comparable(value) for value in self.group(row).values())
 
     def output(self, rows: Iterable[Arrived]) -> Output:
-        """A session's row (S6), with its aggregates (S7)."""
+        """Return a session's row (S6), with its aggregates (S7)."""
         ordered = sorted(rows, key=lambda row: (row.ts, row.position))
         group, start = self.group(ordered[0]), ordered[0].ts
         values, types = [row.values for row in ordered], self.job.spec.input.types
@@ -87,8 +87,8 @@ class SessionShape:
 
 
 def sessions_at_once(shape: SessionShape, rows: Iterable[Row]) -> list[Output]:
-    """The sessions at the end of a whole history in which no row is late and no session reaches the cap: all rows
-    sorted, and cut where they are further apart than the gap. Where epochs are cut cannot change this (T9)."""
+    """Return the sessions at the end of a whole history in which no row is late and no session reaches the cap: all
+    rows sorted, and cut where they are further apart than the gap. Where epochs are cut cannot change this (T9)."""
     groups: dict[Hashable, list[list[Arrived]]] = defaultdict(list)
     arrived = [shape.arrived(row, 0) for row in rows if shape.passes(row.values)]
     for row in sorted(arrived, key=lambda row: (row.ts, row.position)):
@@ -207,7 +207,7 @@ class SessionOracle:
         return EpochExpectation((), tuple(out), {name: late}, {name: dropped})
 
     def end(self) -> Iterator[EpochExpectation]:
-        """Yields the epoch that ends the input (T7)."""
+        """Yield the epoch that ends the input (T7)."""
         yield self.epoch(dict.fromkeys(self.inputs, END), {})
 
     # --- what the horizons end ----------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class SessionOracle:
         key.capped = [(start, last) for start, last in key.capped if last >= self._retained.now]
 
     def _emit_early(self, key: _Key) -> Iterator[Output]:
-        """Yields the open sessions that have changed (G8)."""
+        """Yield the open sessions that have changed (G8)."""
         for session in key.sessions:
             if session.pending and not session.judged and session.last >= self._complete.now:
                 row = self.shape.output(session.rows)
@@ -244,7 +244,7 @@ class SessionOracle:
         return near and session.with_row(ts) < self._cap
 
     def _join(self, key: _Key, row: Arrived) -> Iterator[Output]:
-        """Joins a row to its sessions (rules 3 and 4)."""
+        """Join a row to its sessions (rules 3 and 4)."""
         inside = next((s for s in key.sessions if s.start <= row.ts <= s.last), None)
         # The last session that ends before the row, and the first that starts after it, each only if within the gap.
         near = [s for s in key.sessions if s.start - self._gap <= row.ts <= s.last + self._gap]
@@ -277,7 +277,7 @@ class SessionOracle:
     # --- emitted rows -------------------------------------------------------------------------------------------------
 
     def _changed(self, key: _Key) -> Iterator[Output]:
-        """Yields changed sessions that were emitted before, or are already complete (S5), and takes back the ids that
+        """Yield changed sessions that were emitted before, or are already complete (S5), and take back the ids that
         others had in early results (G8)."""
         for session in key.sessions:
             if session.changed and (session.judged or session.last < self._complete.now):

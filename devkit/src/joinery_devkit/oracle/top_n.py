@@ -33,7 +33,7 @@ class TopNShape:
         return self.job.spec.top_n
 
     def spans(self, ts: int) -> list[Span]:
-        """The windows that hold the time (R1)."""
+        """Return the windows that hold the time (R1)."""
         assert self.rule.window is not None, "a ranking has a window"
         return spans_of(self.rule.window, ts)
 
@@ -41,7 +41,7 @@ class TopNShape:
         return tuple(comparable(row.values[name.rpartition(".")[2]]) for name in self.rule.keys)
 
     def ranked(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows of a key and window in their order (R2), as many as the job emits."""
+        """Return the rows of a key and window in their order (R2), as many as the job emits."""
         return sorted(rows, key=cmp_to_key(self._compare))[: self.rule.count]
 
     def output(self, row: Row, span: Span, number: int) -> dict[str, Any]:
@@ -59,11 +59,11 @@ class TopNShape:
         return -1 if self.tie_breaker(left) < self.tie_breaker(right) else 1
 
     def value(self, row: Row, name: str) -> Any:
-        """What rows are sorted by under this name."""
+        """Return what rows are sorted by under this name."""
         return row.values[name]
 
     def tie_breaker(self, row: Row) -> tuple[Any, ...]:
-        """What orders rows that are equal in all of `orderBy`."""
+        """Return what orders rows that are equal in all of `orderBy`."""
         return row.ts, row.partition, row.offset
 
 
@@ -111,7 +111,7 @@ class TopOfWindowsShape(TopNShape):
 
 
 def _sortable(value: Any) -> tuple[bool, bool, Any]:
-    """A value in the order of values: numbers, NaN, NULL."""
+    """Return a value in the order of values: numbers, NaN, NULL."""
     is_nan = isinstance(value, float) and isnan(value)
     return value is None, is_nan, 0 if value is None or is_nan else value
 
@@ -150,5 +150,5 @@ class TopNOracle:
         return EpochExpectation((), tuple(emitted), {self._input: late}, {self._input: dropped})
 
     def end(self) -> Iterator[EpochExpectation]:
-        """Yields the epoch that ends the input (T7)."""
+        """Yield the epoch that ends the input (T7)."""
         yield self.epoch({self._input: END}, {})

@@ -26,7 +26,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def spans_of(window: AggregateWindow | OwnWindow, ts: int) -> list[Span]:
-    """The windows that hold the time (G1)."""
+    """Return the windows that hold the time (G1)."""
     if isinstance(window.form, AlignedWindow) and window.form.time_zone is not None:
         return _local_spans(window.form, window.form.time_zone, ts)
     if window.tumbling is not None:
@@ -45,8 +45,8 @@ def spans_of(window: AggregateWindow | OwnWindow, ts: int) -> list[Span]:
 
 
 def _local_spans(window: AlignedWindow, zone: str, ts: int) -> list[Span]:
-    """The windows of a zone that hold the time (G12): of all that begin up to two days around it by local time, those
-    whose moments are around it. Of windows that end at one moment, the first one counts."""
+    """Return the windows of a zone that hold the time (G12): of all that begin up to two days around it by local time,
+    those whose moments are around it. Of windows that end at one moment, the first one counts."""
     day = ts - ts % _DAY
     reach = range(day - window.size - 2 * _DAY + window.offset % _HOUR, day + 2 * _DAY, _HOUR)
     if isinstance(window, CumulativeOfGroup):
@@ -65,8 +65,8 @@ def _local_spans(window: AlignedWindow, zone: str, ts: int) -> list[Span]:
 
 @lru_cache(maxsize=100_000)
 def _first_at(zone: str, local: int) -> int:
-    """The first moment at which the zone's clocks show the local time or a later one, by trial: minute by minute, as
-    clocks have changed at full minutes since 1972."""
+    """Return the first moment at which the zone's clocks show the local time or a later one, by trial: minute by
+    minute, as clocks have changed at full minutes since 1972."""
     moment = local - 15 * _HOUR  # clocks are at most 14 hours ahead of UTC
     while _shown(zone, moment) < local:
         moment += 60_000
@@ -75,7 +75,7 @@ def _first_at(zone: str, local: int) -> int:
 
 
 def _shown(zone: str, moment: int) -> int:
-    """What the zone's clocks show, in milliseconds since 1970 by these clocks."""
+    """Return what the zone's clocks show, in milliseconds since 1970 by these clocks."""
     shown = (_EPOCH + timedelta(milliseconds=moment)).astimezone(ZoneInfo(zone))
     return round((shown.replace(tzinfo=UTC) - _EPOCH) / timedelta(milliseconds=1))
 
@@ -105,11 +105,11 @@ class WindowShape:
         return self.having is None or self.having(row) is True
 
     def spans(self, ts: int) -> list[Span]:
-        """The windows that hold the time (G1)."""
+        """Return the windows that hold the time (G1)."""
         return spans_of(self._aggregation.window, ts)
 
     def values(self, row: Row) -> Values:
-        """The columns that groups and aggregates may name."""
+        """Return the columns that groups and aggregates may name."""
         name = self.job.inputs[0].name
         own = {f"{name}.{column}": value for column, value in row.values.items()}
         return {**own, **{column: compute(row.values) for column, compute in self.computed.items()}}
@@ -118,7 +118,7 @@ class WindowShape:
         return {name: values[name] for name in self._aggregation.group_by}
 
     def output(self, span: Span, rows: Sequence[Values]) -> dict[str, Any]:
-        """A window's row (G4), from the rows in order of event time, then arrival."""
+        """Return a window's row (G4), from the rows in order of event time, then arrival."""
         types = {f"{side.name}.{column}": kind for side in self.job.inputs for column, kind in side.types.items()}
         group = {name.rpartition(".")[2]: value for name, value in self.group(rows[0]).items()}
         aggregates = {
@@ -201,7 +201,7 @@ class WindowOracle:
         return EpochExpectation((), emitted, {self._input: late}, {self._input: dropped})
 
     def end(self) -> Iterator[EpochExpectation]:
-        """Yields the epoch that ends the input (T7)."""
+        """Yield the epoch that ends the input (T7)."""
         yield self.epoch({self._input: END}, {})
 
     def _emit(self, cell: tuple[Hashable, Span]) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class WindowOracle:
         return self._shape.output(cell[1], [values for *_, values in ordered])
 
     def _take(self, row: Row) -> bool:
-        """Puts a row into its windows that are open; False: there is none (G3)."""
+        """Put a row into its windows that are open; False: there is none (G3)."""
         values = self._shape.values(row)
         key = tuple(comparable(value) for value in self._shape.group(values).values())
         open_spans = [span for span in self._shape.spans(row.ts) if span[1] > self._closed]

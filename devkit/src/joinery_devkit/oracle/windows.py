@@ -21,26 +21,26 @@ class WindowStep(Protocol):
         """Continues the step with another condition, or a side that is no longer preserved."""
 
     def close(self, closed: Time) -> list[Joined]:
-        """The results of the windows that close now."""
+        """Return the results of the windows that close now."""
 
     def windows_of(self, side: int, row: Joined) -> list[Window]:
-        """The windows of a row that meets no other row."""
+        """Return the windows of a row that meets no other row."""
 
     def is_closed(self, window: Window, closed: Time) -> bool: ...
 
     def arrive(self, rows: Sides, closed: Time) -> tuple[int, int]:
-        """Keeps an epoch's joinable rows; returns how many of each side are late (W2)."""
+        """Keep an epoch's joinable rows; return how many of each side are late (W2)."""
 
 
 def time_of(step: Step, names: Sequence[str], side: int, row: Joined) -> int:
-    """The event time of a row of a side. `names` are the inputs that are joined so far, in order."""
+    """Return the event time of a row of a side. `names` are the inputs that are joined so far, in order."""
     ts = row.time(step.right if side == RIGHT else step.left_input or names[0])
     assert ts is not None, "no step before has padded the input whose time counts (W6)"
     return ts
 
 
 def unmatched(step: Step, names: Sequence[str], side: int, row: Joined, window: Window) -> Joined:
-    """The row as it is emitted without a partner: padded (W3), or alone by an anti join (E3)."""
+    """Return the row as it is emitted without a partner: padded (W3), or alone by an anti join (E3)."""
     if not step.emits_right:
         return replace(row, window=window)
     absent = Joined(dict.fromkeys(name for name in names if name not in row.rows))
@@ -48,8 +48,8 @@ def unmatched(step: Step, names: Sequence[str], side: int, row: Joined, window: 
 
 
 def results(step: Step, names: Sequence[str], rows: Sides, window: Window) -> Iterator[Joined]:
-    """The results of one window (W1, W3): every pair, and preserved rows without a partner; of a semi join the left
-    rows with one (E2)."""
+    """Yield the results of one window (W1, W3): every pair, and preserved rows without a partner; of a semi join the
+    left rows with one (E2)."""
     matched: set[int] = set()
     for left in rows[LEFT]:
         for right in rows[RIGHT]:
@@ -153,7 +153,7 @@ class SessionWindows:
         return late[LEFT], late[RIGHT]
 
     def _sessions(self, rows: Sides) -> Iterator[tuple[Window, Sides]]:
-        """Groups the rows of each key into sessions: rows at a distance <= gap belong together (S1)."""
+        """Group the rows of each key into sessions: rows at a distance <= gap belong together (S1)."""
         by_key: dict[Any, list[tuple[int, Joined]]] = defaultdict(list)
         for side, side_rows in enumerate(rows):
             for row in side_rows:

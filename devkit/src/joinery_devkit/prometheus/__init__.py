@@ -28,7 +28,7 @@ class FiredAlert:
 
 
 def fired_alerts(rules: Path, series: Mapping[str, str], minutes: int) -> list[FiredAlert]:
-    """Evaluates the rules once a minute. `series` has a sample per minute, in the notation of promtool's unit tests:
+    """Evaluate the rules once a minute. `series` has a sample per minute, in the notation of promtool's unit tests:
     `{'up{job="a"}': "1x5 0x10"}`. Raises ValueError for rules or series that Prometheus rejects."""
     load = "load 1m\n" + "".join(f"  {name} {samples}\n" for name, samples in series.items())
     command = [str(built_program(_MODULE)), str(rules), str(minutes)]

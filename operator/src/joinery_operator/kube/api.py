@@ -88,7 +88,7 @@ class Api:
     async def list(
         self, resource: ApiResource, namespace: str | None, selector: str = "", *, metadata_only: bool = False
     ) -> Manifest:
-        """Returns the list object. With `metadata_only` the items have only metadata, from the API server's own
+        """Return the list object. With `metadata_only` the items have only metadata, from the API server's own
         cache."""
         query = {"labelSelector": selector} if selector else {}
         if metadata_only:
@@ -113,25 +113,25 @@ class Api:
         return False
 
     async def patch(self, resource: ApiResource, namespace: str, name: str, body: Manifest) -> Manifest:
-        """Applies a merge patch."""
+        """Apply a merge patch."""
         return await self._call("PATCH", resource, resource.path(namespace, name), body, content_type=_MERGE_PATCH)
 
     async def replace_status(self, resource: ApiResource, manifest: Manifest) -> Manifest:
-        """Writes the `status` of the given resource. Raises Conflict if the resource has changed since its
+        """Write the `status` of the given resource. Raises Conflict if the resource has changed since its
         resourceVersion."""
         metadata = manifest["metadata"]
         path = resource.path(metadata["namespace"], metadata["name"], "status")
         return await self._call("PUT", resource, path, manifest)
 
     async def replace(self, resource: ApiResource, manifest: Manifest) -> Manifest:
-        """Writes the given object. Raises Conflict if it has changed since its resourceVersion."""
+        """Write the given object. Raises Conflict if it has changed since its resourceVersion."""
         metadata = manifest["metadata"]
         return await self._call("PUT", resource, resource.path(metadata["namespace"], metadata["name"]), manifest)
 
     async def delete(
         self, resource: ApiResource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
     ) -> Manifest:
-        """Deletes the object. Returns it with its deletionTimestamp or, if it is gone, a Status or a copy without a
+        """Delete the object. Returns it with its deletionTimestamp or, if it is gone, a Status or a copy without a
         resourceVersion."""
         body: dict[str, Any] = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         if grace_seconds is not None:
@@ -141,7 +141,7 @@ class Api:
     async def has_permission(
         self, resource: ApiResource, namespace: str | None, verb: str, subresource: str = "", name: str = ""
     ) -> bool:
-        """Returns whether the operator has this permission. Anybody may ask the API server."""
+        """Return whether the operator has this permission. Anybody may ask the API server."""
         attributes = {
             "namespace": namespace or "",
             "verb": verb,
@@ -209,7 +209,7 @@ class Api:
         raise AssertionError("the last try has ended the loop")
 
     async def _send(self, method: str, address: str, headers: dict[str, str], body: Manifest | None) -> ApiResponse:
-        """Sends one request. The response has status 0 if there was no answer."""
+        """Send one request. The response has status 0 if there was no answer."""
         configuration = self._configuration
         sent = dict(headers)
         if token := await configuration.get_api_key_with_prefix("BearerToken"):

@@ -49,7 +49,7 @@ class Applier:
         self._news: set[str] = set()
 
     async def write_status(self, job: Manifest, status: Status | SavepointState | BlueGreenState) -> Manifest:
-        """Writes the status, and returns the resource. Raises ResourceChanged if the resource has changed meanwhile."""
+        """Write the status, and return the resource. Raises ResourceChanged if the resource has changed meanwhile."""
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         if body == job.get("status"):
             return job
@@ -199,7 +199,7 @@ class Applier:
         self._news.add(uid_of(job))
 
     async def _current_copy(self, key: ObjectKey, uid: str) -> Manifest | None:
-        """Returns the current copy of an object whose deletion met a conflict. Usually there is none: the object was
+        """Return the current copy of an object whose deletion met a conflict. Usually there is none: the object was
         deleted, and another one has its name by now."""
         try:
             current = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
@@ -221,7 +221,7 @@ class Applier:
         return self._cache_copy(patched, resource)
 
     async def _refresh(self, job: Manifest, error: Conflict | NotFound) -> ResourceChanged:
-        """Updates the cache without waiting for the watch, which may be late or dead. Returns the error to raise."""
+        """Update the cache without waiting for the watch, which may be late or dead. Returns the error to raise."""
         resource, metadata = BY_KIND[job["kind"]], job["metadata"]
         key = ObjectKey(resource.kind, metadata["namespace"], metadata["name"])
         try:
@@ -241,14 +241,14 @@ class Applier:
 
 
 def was_answered(error: JoineryError) -> bool:
-    """Returns whether an error concerns this one call. Otherwise the API server is unavailable, and answers no other
+    """Return whether an error concerns this one call. Otherwise the API server is unavailable, and answers no other
     call either."""
     return not isinstance(error, ApiError) or error.code not in _AWAY
 
 
 def complete_manifest(manifest: Manifest, resource: ApiResource) -> Mapping[str, Any]:
-    """The object as the cache holds it: with its type, which items of a list lack, and without `managedFields`, which
-    make up half of an object's size (a write without them does not change them)."""
+    """Return the object as the cache holds it: with its type, which items of a list lack, and without `managedFields`,
+    which make up half of an object's size (a write without them does not change them)."""
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
     return {"apiVersion": resource.api_version, "kind": resource.kind, **manifest, "metadata": metadata}
 

@@ -50,7 +50,7 @@ class Auditor:
         self._watched = watched
 
     async def fill(self) -> None:
-        """Reads everything. Nothing may be decided before that: objects missing from the cache would be taken for
+        """Read everything. Nothing may be decided before that: objects missing from the cache would be taken for
         deleted."""
         for resource in self._watched:
             for namespace in self._namespaces:
@@ -62,7 +62,7 @@ class Auditor:
                 self._due(key)
 
     async def round(self) -> None:
-        """Runs one audit of all kinds. A namespace that cannot be listed (it may be deleted, and the operator's
+        """Run one audit of all kinds. A namespace that cannot be listed (it may be deleted, and the operator's
         permissions with it) does not stop the audit of the others."""
         for namespace in self._namespaces:
             try:

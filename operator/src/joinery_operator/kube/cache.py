@@ -35,7 +35,7 @@ those of the active job."""
 
 
 def key_of(manifest: Manifest, kind: str) -> ObjectKey:
-    """The key of an object. `kind` is a parameter because items of a list lack theirs."""
+    """Return the key of an object. `kind` is a parameter because items of a list lack theirs."""
     metadata = manifest["metadata"]
     return ObjectKey(kind, metadata["namespace"], metadata["name"])
 
@@ -53,7 +53,7 @@ _OWNERS_OF_PODS = OWNER_KINDS - _BLUE_GREEN
 
 
 def owner_uid(manifest: Manifest) -> str | None:
-    """The uid of the job or savepoint that controls the object."""
+    """Return the uid of the job or savepoint that controls the object."""
     return _controller_uid(manifest, _OWNERS_OF_PODS)
 
 
@@ -96,15 +96,15 @@ class ObjectCache:
         yield from sorted(self._same_host.get(_host(job), ()))
 
     def children(self, uid: str) -> Children:
-        """The objects whose controller is the job or savepoint of this uid."""
+        """Return the objects whose controller is the job or savepoint of this uid."""
         by_kind: dict[str, dict[str, Manifest]] = {child.kind: {} for child in ALL_CHILDREN}
         for key in sorted(self._children.get(uid, ())):
             by_kind[key.kind][key.name] = self._objects[key]
         return Children(*(by_kind[child.kind] for child in ALL_CHILDREN))
 
     def jobs_of(self, blue_green: Manifest) -> dict[str, Manifest]:
-        """The jobs of a BlueGreenJob's namespace, by name, that name its uid as their controller or whose uid its
-        status lists. Only `reconcile` knows which of them are its own."""
+        """Return the jobs of a BlueGreenJob's namespace, by name, that name its uid as their controller or whose uid
+        its status lists. Only `reconcile` knows which of them are its own."""
         namespace = blue_green["metadata"]["namespace"]
         claiming = sorted(self._jobs_of.get(uid_of(blue_green), ()))
         uids = [dig(listed, "uid") for listed in (blue_green.get("status") or {}).get("jobs") or ()]
@@ -113,8 +113,8 @@ class ObjectCache:
         return {key.name: self._objects[key] for key in keys if key.kind in JOB_KINDS and key.namespace == namespace}
 
     def blue_green_of(self, manifest: Manifest, kind: str) -> ObjectKey | None:
-        """The BlueGreenJob to reconcile when this job changes: the one that the job names as its controller, or named
-        before others removed the reference."""
+        """Return the BlueGreenJob to reconcile when this job changes: the one that the job names as its controller, or
+        named before others removed the reference."""
         key = key_of(manifest, kind)
         if kind not in JOB_KINDS:
             return None
@@ -134,7 +134,7 @@ class ObjectCache:
         return _without_figures(before, figures) != _without_figures(after, figures)
 
     def owner_of(self, manifest: Manifest, kind: str) -> ObjectKey | None:
-        """The job or savepoint to reconcile when this object changes: itself, or its controller."""
+        """Return the job or savepoint to reconcile when this object changes: itself, or its controller."""
         key = key_of(manifest, kind)
         if kind in OWNER_KINDS:
             return key
@@ -142,7 +142,7 @@ class ObjectCache:
         return self._keys_by_uid.get(uid) if uid else None
 
     def put(self, manifest: Manifest, kind: str) -> bool:
-        """Keeps the copy if it is newer than the cached one; returns whether this changed the cache."""
+        """Keep the copy if it is newer than the cached one; return whether this changed the cache."""
         key, uid = key_of(manifest, kind), uid_of(manifest)
         if uid in self._graves:
             return False
@@ -185,17 +185,17 @@ class ObjectCache:
         return True
 
     def shared_places(self, job: ObjectKey) -> Iterator[tuple[OutputPlace, ObjectKey]]:
-        """The places that a job writes, each with every other job that writes it."""
+        """Yield the places that a job writes, each with every other job that writes it."""
         shared = [at for at in self._output_places.get(job, ()) if len(self._writers[at]) > 1]
         for output_place in sorted(shared, key=str):
             yield from ((output_place, other) for other in sorted(self._writers[output_place]) if other != job)
 
     def apply_watch_event(self, manifest: Manifest, kind: str, deleted: bool) -> bool:
-        """Takes an event of a watch; returns whether it brought something new."""
+        """Take an event of a watch; return whether it brought something new."""
         return self.remove(key_of(manifest, kind), uid_of(manifest)) if deleted else self.put(manifest, kind)
 
     def remove(self, key: ObjectKey, uid: str) -> bool:
-        """Notes that the object of this uid is gone for good; returns whether it was cached."""
+        """Note that the object of this uid is gone for good; return whether it was cached."""
         self._graves[uid] = None
         if len(self._graves) > _GRAVES:
             self._graves.popitem(last=False)
@@ -267,7 +267,7 @@ def _page(job: ObjectKey, settings: Settings) -> str | None:
 
 
 def places_shared_with_others(blue_green: Manifest, cache: ObjectCache) -> Iterator[SharedPlace]:
-    """The places that jobs of a BlueGreenJob write, and jobs that are not its own write too, each with its first
+    """Yield the places that jobs of a BlueGreenJob write, and jobs that are not its own write too, each with its first
     broker."""
     jobs = {key_of(manifest, manifest["kind"]) for manifest in cache.jobs_of(blue_green).values()}
     reported: set[tuple[ObjectKey, ObjectKey, str]] = set()
@@ -281,7 +281,7 @@ def places_shared_with_others(blue_green: Manifest, cache: ObjectCache) -> Itera
 
 
 def blue_greens_beside(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey]:
-    """The BlueGreenJobs whose jobs write where this job writes."""
+    """Yield the BlueGreenJobs whose jobs write where this job writes."""
     for _, other in cache.shared_places(job):
         manifest = cache.get(other)
         if manifest is not None and (blue_green := cache.blue_green_of(manifest, other.kind)) is not None:
@@ -289,7 +289,7 @@ def blue_greens_beside(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey
 
 
 def savepoints_of(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey]:
-    """The savepoints of a job."""
+    """Yield the savepoints of a job."""
     for key in cache.keys(SAVEPOINT.kind) if job.kind in JOB_KINDS else ():
         savepoint = cache.get(key)
         if savepoint is not None and key.namespace == job.namespace:

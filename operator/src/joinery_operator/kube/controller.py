@@ -117,7 +117,7 @@ class Controller:
         await self.close()
 
     async def close(self) -> None:
-        """Starts no more reconciles, and lets running ones finish (20 s at most). The next operator does the rest."""
+        """Start no more reconciles, and let running ones finish (20 s at most). The next operator does the rest."""
         self._stopping = True
         self.feed.close()
         for task in self._tasks:
@@ -134,7 +134,7 @@ class Controller:
         self._metrics.set_jobs(())
 
     async def on_watch_event(self, resource: ApiResource, manifest: Manifest, deleted: bool) -> None:
-        """Takes an event of a watch."""
+        """Take an event of a watch."""
         self._metrics.watch_events.labels(resource.kind).inc()
         self._metrics.watch_time.labels(resource.kind).set(self._now().timestamp())
         complete = complete_manifest(manifest, resource)

@@ -58,7 +58,7 @@ class EventRecorder:
         self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
 
     async def record(self, job: Manifest, event: Event) -> None:
-        """Writes an Event, unless its object has used up its allowance. Never raises ApiError: a failure to write an
+        """Write an Event, unless its object has used up its allowance. Never raises ApiError: a failure to write an
         Event must not stop a job."""
         if event.outlives_namespace:
             if self._pod is None:
@@ -93,7 +93,7 @@ class EventRecorder:
         return allowed
 
     async def _count_repetition(self, job: Manifest, recorded: _Recorded) -> bool:
-        """Counts a repeated Event. Returns whether it still existed: Events live for an hour."""
+        """Count a repeated Event. Returns whether it still existed: Events live for an hour."""
         body = {"count": recorded.count + 1, "lastTimestamp": self._time()}
         try:
             await self._api.patch(EVENT, job["metadata"]["namespace"], recorded.name, body)

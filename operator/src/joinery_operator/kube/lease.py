@@ -52,7 +52,7 @@ class OperatorLease:
         self.lost.cancel()
 
     async def acquire(self) -> None:
-        """Waits until this replica holds the Lease, and then renews it in the background."""
+        """Wait until this replica holds the Lease, and then renew it in the background."""
         if not self.lost.done():
             return
         while await self._try_to_hold() is not True:
@@ -66,7 +66,7 @@ class OperatorLease:
                 return
 
     async def release(self) -> None:
-        """Gives the Lease up, if this replica holds it, so that another one need not wait for its end."""
+        """Give the Lease up, if this replica holds it, so that another one need not wait for its end."""
         self.lost.cancel()
         lease, self._written = self._written, None
         if lease is None:
@@ -100,7 +100,7 @@ class OperatorLease:
             return None
 
     async def _read_or_create(self) -> Manifest:
-        """Reads the Lease, or creates one that nobody holds."""
+        """Read the Lease, or create one that nobody holds."""
         try:
             return await self._api.get(LEASE, self._namespace, self._name)
         except NotFound:

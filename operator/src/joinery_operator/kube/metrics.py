@@ -65,7 +65,7 @@ class Metrics:
         self.audit_failures = self._counter("audit_failures", "Audits that could not be made")
 
     def set_jobs(self, jobs: Iterable[Manifest], blue_greens: Iterable[Manifest] = ()) -> None:
-        """Replaces what is told of jobs, so that a job that was deleted leaves no samples. A BlueGreenJob has
+        """Replace what is told of jobs, so that a job that was deleted leaves no samples. A BlueGreenJob has
         conditions alone: its jobs have the rest."""
         for gauge in (
             self.jobs,

@@ -46,7 +46,8 @@ class _Answer:
 
 
 def current_driver(job: Manifest, cache: ObjectCache) -> Manifest | None:
-    """The job's own pod for the attempt that the status names. A pod of that name may belong to an earlier job."""
+    """Return the job's own pod for the attempt that the status names. A pod of that name may belong to an earlier
+    job."""
     number = ((job.get("status") or {}).get("driver") or {}).get("number")
     if number is None:
         return None
@@ -100,7 +101,7 @@ class Poller:
         await self._session.close()
 
     def last_status(self, job: Manifest) -> DriverStatus | None:
-        """What the driver of the current attempt last reported."""
+        """Return what the driver of the current attempt last reported."""
         answer = self._answers.get(uid_of(job))
         pod = current_driver(job, self._cache)
         return answer.status if answer and pod and uid_of(pod) == answer.pod_uid else None

@@ -26,7 +26,7 @@ class Health:
         self.ended: list[str] = []
 
     def live(self) -> Collection[str]:
-        """The problems that only a restart can fix."""
+        """Return the problems that only a restart can fix."""
         now = self._clock()
         hung = [
             f"the reconcile of {key} has run for {now - since:.0f} s"

@@ -53,7 +53,7 @@ _QUIET = ("kopf", "aiohttp", "asyncio", "kubernetes")
 
 
 def log_json(stream: TextIO = sys.stderr) -> None:
-    """Sets up logging as JSON lines on standard error, including kopf and other libraries. Called once in a process."""
+    """Set up logging as JSON lines on standard error, including kopf and other libraries. Called once in a process."""
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -100,7 +100,7 @@ LogIn = Callable[[], Awaitable[kopf.ConnectionInfo]]
 async def serve(
     settings: Settings, reconcile: Reconcile, kubeconfig: Path | None = None, make_api: MakeApi = Api
 ) -> None:
-    """Runs the operator until SIGTERM or SIGINT. Raises EnvironmentProblem if it cannot start, and CancelledError for a
+    """Run the operator until SIGTERM or SIGINT. Raises EnvironmentProblem if it cannot start, and CancelledError for a
     signal before it has started."""
     _cancel_at_signals()
     configuration = await load_connection(kubeconfig)
@@ -151,14 +151,14 @@ async def serve(
 
 
 def _handle_signals(act: Callable[[], object]) -> None:
-    """The first process of a container would ignore SIGTERM without a handler."""
+    """Install a handler of SIGTERM, which the first process of a container would ignore without one."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, act)
 
 
 def _cancel_at_signals() -> None:
-    """Cancels the task at a signal, until the watches have handlers of their own."""
+    """Cancel the task at a signal, until the watches have handlers of their own."""
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
     _handle_signals(task.cancel)
@@ -169,8 +169,8 @@ class _LeaseLost(Exception):
 
 
 async def _lease_of(settings: Settings, api: Api) -> OperatorLease | None:
-    """The Lease that the replicas share; None if there is one replica. Raises EnvironmentProblem if permissions on it
-    are missing."""
+    """Return the Lease that the replicas share; None if there is one replica. Raises EnvironmentProblem if permissions
+    on it are missing."""
     if not settings.lease:
         return None
     namespace, name = settings.lease.split("/")
@@ -190,7 +190,7 @@ async def _lease_of(settings: Settings, api: Api) -> OperatorLease | None:
 
 
 async def _stand_by(lease: OperatorLease, settings: Settings, metrics: Metrics) -> None:
-    """Returns once this replica is to work. Until then it answers probes, as one that is ready to."""
+    """Return once this replica is to work. Until then it answers probes, as one that is ready to."""
     acquired = asyncio.ensure_future(lease.acquire())
     try:
         await asyncio.wait({acquired}, timeout=_STAND_BY_SECONDS)
@@ -209,7 +209,7 @@ async def _stand_by(lease: OperatorLease, settings: Settings, metrics: Metrics) 
 async def _usable_namespaces(
     api: Api, namespaces: tuple[str, ...], metrics: Metrics, ended: Exception
 ) -> tuple[str, ...]:
-    """Returns the namespaces without forbidden ones. kopf gives up if a single namespace is forbidden; the operator
+    """Return the namespaces without forbidden ones. kopf gives up if a single namespace is forbidden; the operator
     continues at once without it."""
     usable = await check_environment(api, namespaces, metrics)
     if usable == namespaces:
@@ -220,7 +220,7 @@ async def _usable_namespaces(
 
 
 async def wait_until_regained(api: Api, excluded: Sequence[str], settings: Settings) -> tuple[str, ...]:
-    """Waits until the operator has all of its permissions again in some of these namespaces, and returns those: a
+    """Wait until the operator has all of its permissions again in some of these namespaces, and return those: a
     namespace and the operator's role in it were created again."""
     permissions = (*PERMISSIONS, *(right for kind in _wanted_page_kinds(settings) for right in page_permissions(kind)))
     while True:
@@ -332,12 +332,12 @@ BLUE_GREEN_PERMISSIONS: Sequence[Permission] = (
 
 
 def page_permissions(kind: ApiResource) -> Sequence[Permission]:
-    """The permissions needed if jobs' pages have objects of this kind."""
+    """Return the permissions needed if jobs' pages have objects of this kind."""
     return tuple(Permission(kind, verb) for verb in _OF_CHILDREN)
 
 
 async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
-    """Returns the namespaces to work in. Raises EnvironmentProblem if the API server does not answer, or if CRDs or
+    """Return the namespaces to work in. Raises EnvironmentProblem if the API server does not answer, or if CRDs or
     permissions are missing; the error names all missing permissions."""
     try:
         missing = [owner for owner in _REQUIRED_OWNERS if not await api.is_served(owner)]
@@ -357,7 +357,7 @@ async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metric
 
 
 async def with_cluster_defaults(api: Api, settings: Settings) -> Settings:
-    """Returns the settings, without the image's user in OpenShift, which gives each namespace users and groups of its
+    """Return the settings, without the image's user in OpenShift, which gives each namespace users and groups of its
     own and rejects pods with others. What the installation says counts. Raises ApiError."""
     defaults = pod_defaults(settings.pod_defaults)
     if defaults.pod_security is not None or not await api.is_served(SECURITY_CONTEXT_CONSTRAINTS):
@@ -367,7 +367,7 @@ async def with_cluster_defaults(api: Api, settings: Settings) -> Settings:
 
 
 async def cluster_uid(api: Api) -> str:
-    """The uid of the namespace kube-system, which stands for the cluster. Raises EnvironmentProblem."""
+    """Return the uid of the namespace kube-system, which stands for the cluster. Raises EnvironmentProblem."""
     try:
         return uid_of(await api.get(NAMESPACE, None, _SYSTEM))
     except ApiError as error:
@@ -385,7 +385,7 @@ def _wanted_page_kinds(settings: Settings) -> tuple[ApiResource, ...]:
 
 
 async def watched_page_kinds(api: Api, settings: Settings) -> tuple[ApiResource, ...]:
-    """Returns which of the kinds that lead to jobs' pages are watched: those that the installation wants, and others if
+    """Return which of the kinds that lead to jobs' pages are watched: those that the installation wants, and others if
     that is possible, so that objects of an earlier setting are deleted. Raises EnvironmentProblem."""
     required = _wanted_page_kinds(settings)
     return tuple([kind for kind in PAGE_KINDS if await _can_watch(api, settings, kind, required=kind in required)])
@@ -436,7 +436,7 @@ async def _can_watch(api: Api, settings: Settings, kind: ApiResource, *, require
 
 
 async def _check_permissions(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
-    """Returns the namespaces in which the operator has permissions. A namespace without any was usually deleted, and
+    """Return the namespaces in which the operator has permissions. A namespace without any was usually deleted, and
     its RoleBinding with it. It is excluded, because kopf ends all watches if a single namespace is forbidden."""
     refused = await _missing_permissions(api, namespaces or (None,), PERMISSIONS)
     lacking = Counter(namespace for namespace, _ in refused)
@@ -464,7 +464,7 @@ async def _check_permissions(api: Api, namespaces: Sequence[str], metrics: Metri
 async def _missing_permissions(
     api: Api, namespaces: Sequence[str | None], permissions: Sequence[Permission]
 ) -> list[tuple[str | None, Permission]]:
-    """Returns which of these permissions the operator lacks, and where (None: in all namespaces). Raises ApiError."""
+    """Return which of these permissions the operator lacks, and where (None: in all namespaces). Raises ApiError."""
     requirements = [(namespace, permission) for namespace in namespaces for permission in permissions]
     answers = await asyncio.gather(
         *(

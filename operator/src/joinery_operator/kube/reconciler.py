@@ -93,8 +93,8 @@ class PodTemplateCache:
         self._cached: OrderedDict[tuple[str, str], tuple[float, Manifest | None]] = OrderedDict()
 
     async def templates_of(self, job: Manifest, children: Children) -> Mapping[str, Manifest | None]:
-        """The ConfigMaps named in `podTemplate` fields of the resource and of its revisions, by name; None: there is no
-        ConfigMap of that name."""
+        """Return the ConfigMaps named in `podTemplate` fields of the resource and of its revisions, by name; None:
+        there is no ConfigMap of that name."""
         revisions = ((config_map.get("data") or {}).get(JOB_FILE, "") for config_map in children.config_maps.values())
         names = _template_names(job).union(*(_template_names_in(text) for text in revisions))
         return {name: await self._get(job["metadata"]["namespace"], name) for name in sorted(names)}
@@ -257,7 +257,7 @@ class JobReconciler:
         self._metrics = metrics
 
     async def run(self, key: ObjectKey) -> ReconcileResult:
-        """Runs a reconcile. Reports errors (log, Event, metrics). Raises those after which nothing more was done."""
+        """Run a reconcile. Reports errors (log, Event, metrics). Raises those after which nothing more was done."""
         job = self._cache.get(key)
         if job is None:
             return ReconcileResult()
@@ -278,7 +278,7 @@ class JobReconciler:
         return result
 
     async def report_end(self, job: Manifest) -> None:
-        """Reports what a job or savepoint that is gone leaves behind. `job` is its last copy."""
+        """Report what a job or savepoint that is gone leaves behind. `job` is its last copy."""
         for event in self._reconcile(ObservedEnd(job)).events:
             key = key_of(job, job["kind"])
             _log.warning("a resource is gone", job=str(key), reason=event.reason, what=event.message)

@@ -24,7 +24,7 @@ class ApiResource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """The path on the API server; `namespace` None: all of the cluster."""
+        """Return the path on the API server; `namespace` None: all of the cluster."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root]
         if namespace is not None:

@@ -20,7 +20,7 @@ from joinery_runtime.errors import EnvironmentProblem
 
 
 async def load_connection(kubeconfig: Path | None) -> Configuration:
-    """Loads the given kubeconfig (or `$KUBECONFIG`), else the pod's service account. In a pod the token is read again
+    """Load the given kubeconfig (or `$KUBECONFIG`), else the pod's service account. In a pod the token is read again
     every minute. Raises EnvironmentProblem."""
     configuration = Configuration()
     config_file = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG", "")
@@ -40,7 +40,7 @@ async def load_connection(kubeconfig: Path | None) -> Configuration:
 
 
 async def credentials_for_kopf(configuration: Configuration) -> kopf.ConnectionInfo:
-    """The same login in kopf's form. kopf asks again when the API server no longer accepts the token."""
+    """Return the same login in kopf's form. kopf asks again when the API server no longer accepts the token."""
     header = await configuration.get_api_key_with_prefix("BearerToken")
     scheme, _, token = (header or "").rpartition(" ")
     return kopf.ConnectionInfo(

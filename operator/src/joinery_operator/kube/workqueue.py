@@ -44,7 +44,7 @@ class WorkQueue(Generic[K]):
         heapq.heappush(self._timers, (when, next(self._number), key))
 
     def take(self, now: float) -> K | None:
-        """Takes the next key, which counts as running from now on; None when no key is due."""
+        """Take the next key, which counts as running from now on; None when no key is due."""
         while (due := self.next_due()) is not None and due <= now:
             _, _, timed = heapq.heappop(self._timers)
             del self._due[timed]
@@ -56,7 +56,7 @@ class WorkQueue(Generic[K]):
         return key
 
     def finish(self, key: K, now: float, again_after: float | None = None) -> None:
-        """Ends a successful run. The next one is due after `again_after` seconds, or when something happens."""
+        """End a successful run. The next one is due after `again_after` seconds, or when something happens."""
         self._failures.pop(key, None)
         self._due.pop(key, None)
         if again_after is not None:
@@ -64,7 +64,7 @@ class WorkQueue(Generic[K]):
         self._release_key(key)
 
     def retry(self, key: K, now: float, again_after: float | None = None) -> float:
-        """Ends a failed run, and schedules a retry with a doubling delay, or after `again_after` seconds if that is
+        """End a failed run, and schedule a retry with a doubling delay, or after `again_after` seconds if that is
         sooner. Returns the delay in seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay: float = min(_FIRST_BACKOFF * 2 ** min(failures - 1, 20), _LAST_BACKOFF)
@@ -84,7 +84,7 @@ class WorkQueue(Generic[K]):
         return len(self._ready)
 
     def running(self) -> dict[K, float]:
-        """The keys that workers have, and since when."""
+        """Return the keys that workers have, and since when."""
         return dict(self._running)
 
     def _release_key(self, key: K) -> None:
@@ -117,12 +117,12 @@ class WorkQueueFeed(Generic[K]):
         return delay
 
     def close(self) -> None:
-        """Gives out no more keys."""
+        """Give out no more keys."""
         self._closed = True
         self._changed.set()
 
     async def take(self) -> K | None:
-        """Waits for a key; None when the feed is closed."""
+        """Wait for a key; None when the feed is closed."""
         while not self._closed:
             if (key := self.queue.take(self._clock())) is not None:
                 return key

@@ -27,8 +27,8 @@ _POD_DEFAULTS = "pod-defaults.yaml"
 
 
 def config_map(revision: JobRevision) -> Manifest:
-    """The ConfigMap with the job, its pod templates and the installation's defaults as they are now, and how Spark runs
-    it. It is immutable: another revision has a ConfigMap of its own. Raises ManifestError."""
+    """Return the ConfigMap with the job, its pod templates and the installation's defaults as they are now, and how
+    Spark runs it. It is immutable: another revision has a ConfigMap of its own. Raises ManifestError."""
     resource = revision.resource
     templates = named_templates(revision.job.spec.spark, revision.templates)
     return {
@@ -60,7 +60,7 @@ def config_map(revision: JobRevision) -> Manifest:
 
 
 def stored_job(config_map: Manifest | None, kind: ResourceKind, resource: Manifest) -> tuple[Any, Manifest] | None:
-    """The job in a revision's ConfigMap, and the resource as it was then; None if the ConfigMap is gone, or this
+    """Return the job in a revision's ConfigMap, and the resource as it was then; None if the ConfigMap is gone, or this
     release cannot use it."""
     text = (config_map or {}).get("data", {}).get(JOB_FILE)
     if text is None:
@@ -75,8 +75,8 @@ def stored_job(config_map: Manifest | None, kind: ResourceKind, resource: Manife
 
 
 def stored_templates(config_map: Manifest | None) -> PodTemplates | None:
-    """The pod templates of a revision, as they were when it was stored; None if it has none, or if an earlier release
-    stored it."""
+    """Return the pod templates of a revision, as they were when it was stored; None if it has none, or if an earlier
+    release stored it."""
     try:
         templates: Any = from_yaml((config_map or {})["data"][_TEMPLATES])
     except (YAMLError, KeyError):
@@ -85,8 +85,8 @@ def stored_templates(config_map: Manifest | None) -> PodTemplates | None:
 
 
 def stored_pod_defaults(config_map: Manifest | None) -> PodDefaults:
-    """The installation's defaults of a revision, as they were when it was stored. Revisions of earlier releases have
-    none."""
+    """Return the installation's defaults of a revision, as they were when it was stored. Revisions of earlier releases
+    have none."""
     try:
         return PodDefaults.model_validate(from_yaml((config_map or {})["data"][_POD_DEFAULTS]))
     except (YAMLError, ValueError, KeyError):
@@ -94,8 +94,8 @@ def stored_pod_defaults(config_map: Manifest | None) -> PodDefaults:
 
 
 def stored_service_account(config_map: Manifest | None) -> str | None:
-    """The service account that a revision's pods run as: its job need not name one, and only the operator knows the
-    installation's. None if the ConfigMap is gone, or this release cannot use it."""
+    """Return the service account that a revision's pods run as: its job need not name one, and only the operator knows
+    the installation's. None if the ConfigMap is gone, or this release cannot use it."""
     try:
         template: Any = from_yaml((config_map or {})["data"][EXECUTOR_FILE])
         return str(template["spec"]["serviceAccountName"])
@@ -104,7 +104,7 @@ def stored_service_account(config_map: Manifest | None) -> str | None:
 
 
 def service(resource: Manifest) -> Manifest:
-    """A headless Service: a name for the driver's status, metrics and Spark's UI."""
+    """Return a headless Service: a name for the driver's status, metrics and Spark's UI."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -154,8 +154,8 @@ def network_policy(resource: Manifest, settings: Settings) -> Manifest:
 
 
 def page_url(resource: Manifest, settings: Settings) -> str | None:
-    """The address of the job's page for browsers, if the installation has one. Dots in the name become hyphens, because
-    a wildcard certificate covers one label. A label of the host that would be too long ends in a hash."""
+    """Return the address of the job's page for browsers, if the installation has one. Dots in the name become hyphens,
+    because a wildcard certificate covers one label. A label of the host that would be too long ends in a hash."""
     if not settings.page_url:
         return None
     namespace, name = (str(resource["metadata"][field]) for field in ("namespace", "name"))
@@ -167,7 +167,7 @@ def page_url(resource: Manifest, settings: Settings) -> str | None:
 
 
 def page_ingress(resource: Manifest, settings: Settings) -> Manifest:
-    """The Ingress from `page_url` to the driver's status port, which serves the page under any path."""
+    """Return the Ingress from `page_url` to the driver's status port, which serves the page under any path."""
     names, ingress_settings = ChildNames(resource), json.loads(settings.page_ingress)
     address = urlsplit(page_url(resource, settings) or "")
     backend = {"service": {"name": names.service, "port": {"name": "status"}}}
@@ -186,8 +186,8 @@ def page_ingress(resource: Manifest, settings: Settings) -> Manifest:
 
 
 def page_route(resource: Manifest, settings: Settings) -> Manifest:
-    """The same through a Gateway, which has the certificate. Spells out the defaults that the API server would fill
-    in."""
+    """Return the same through a Gateway, which has the certificate. Spells out the defaults that the API server would
+    fill in."""
     names, route_settings = ChildNames(resource), json.loads(settings.page_route)
     address = urlsplit(page_url(resource, settings) or "")
     gateway = {"group": "gateway.networking.k8s.io", "kind": "Gateway"}
@@ -221,7 +221,7 @@ def _port_entry(name: str, number: int) -> Manifest:
 
 
 def repair_patch(expected: Manifest, actual: Manifest) -> Patch | None:
-    """Returns the merge patch that turns `actual` into `expected`; None if nothing differs. What others added stays,
+    """Return the merge patch that turns `actual` into `expected`; None if nothing differs. What others added stays,
     except in a selector, where it would change what is selected. Only labels, annotations, owner, and the spec of a
     Service, NetworkPolicy, Ingress or HTTPRoute can be repaired: nearly all of a pod is immutable, and so is a
     ConfigMap.
@@ -269,7 +269,8 @@ def _spec_patch(expected: Manifest, actual: Manifest, selector: str) -> dict[str
 
 
 def _replacement_patch(expected: Manifest, actual: Manifest) -> dict[str, Any]:
-    """The merge patch that leaves exactly `expected`: it removes other keys by null, and recurses into mappings."""
+    """Return the merge patch that leaves exactly `expected`: it removes other keys by null, and recurses into
+    mappings."""
     nested = {
         key: _replacement_patch(value, actual[key])
         for key, value in expected.items()

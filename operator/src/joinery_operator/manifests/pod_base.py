@@ -69,7 +69,7 @@ KEY_ENV = {"name": "JOINERY_KEY_FOLDER", "value": _KEY_FOLDER}
 
 
 def placement_fields(part: DriverSpec) -> dict[str, Any]:
-    """The fields of a pod's spec that say where it may run."""
+    """Return the fields of a pod's spec that say where it may run."""
     fields: dict[str, Any] = {}
     if part.node_selector:
         fields["nodeSelector"] = dict(part.node_selector)
@@ -81,7 +81,7 @@ def placement_fields(part: DriverSpec) -> dict[str, Any]:
 
 
 def identity(spark: SparkSpec, settings: Settings, *, token: bool) -> dict[str, Any]:
-    """The fields of a pod's spec that say who it runs as. It can talk to the API server only with `token`."""
+    """Return the fields of a pod's spec that say who it runs as. It can talk to the API server only with `token`."""
     fields: dict[str, Any] = {
         "serviceAccountName": spark.service_account or settings.service_account,
         "automountServiceAccountToken": token,
@@ -102,8 +102,8 @@ def job_volume(config_map: str) -> dict[str, Any]:
 
 
 def job_mount(file: str) -> dict[str, Any]:
-    """The mount of a single file: a directory mounted from a ConfigMap is read-only, so secrets could not be mounted
-    below it."""
+    """Return the mount of a single file: a directory mounted from a ConfigMap is read-only, so secrets could not be
+    mounted below it."""
     return {"name": "job", "mountPath": f"{CONFIG}/{file}", "subPath": file, "readOnly": True}
 
 
@@ -124,7 +124,7 @@ def secret_mounts(spec: BaseModel) -> list[dict[str, Any]]:
 
 
 def _volume_name(secret: str) -> str:
-    """The name of a secret's volume, which is a DNS label; a secret's own name may be longer and hold dots."""
+    """Return the name of a secret's volume, which is a DNS label; a secret's own name may be longer and hold dots."""
     return f"secret-{digest_of(secret)}"
 
 
@@ -148,7 +148,7 @@ _OURS = {"command", "args", "startupProbe", "livenessProbe", "readinessProbe"}
 
 
 def template_of(ref: PodTemplate | None, templates: PodTemplates, ref_path: str) -> Manifest:
-    """Returns the pod in a template; empty without one. `ref_path` is the template's path in the resource, for
+    """Return the pod in a template; empty without one. `ref_path` is the template's path in the resource, for
     messages. Raises ManifestError if there is no such ConfigMap or key, or if it does not hold a pod."""
     if ref is None:
         return {}
@@ -191,7 +191,7 @@ def _checked_pod(pod: object, where: str) -> Manifest:
 
 
 def pods_in_templates(spark: SparkSpec, templates: PodTemplates) -> dict[str, Manifest]:
-    """The pods in the job's templates, by their path in the resource. Raises ManifestError."""
+    """Return the pods in the job's templates, by their path in the resource. Raises ManifestError."""
     refs = {f"spec.spark.{part}.podTemplate": getattr(spark, part).pod_template for part in ("driver", "executor")}
     return {path: template_of(ref, templates, path) for path, ref in refs.items() if ref is not None}
 
@@ -247,7 +247,7 @@ def merged_pod(
 
 
 def _tolerations_of_lost_nodes(tolerations: Sequence[Manifest]) -> Iterator[Manifest]:
-    """Yields how long a pod may stay on a node that does not answer, unless the job says so. As the API server's own
+    """Yield how long a pod may stay on a node that does not answer, unless the job says so. As the API server's own
     default (300 s), which applies if a pod tolerates no such taint at all."""
     for taint in _LOST_NODE_TAINTS:
         tolerated = (
@@ -259,7 +259,7 @@ def _tolerations_of_lost_nodes(tolerations: Sequence[Manifest]) -> Iterator[Mani
 
 
 def _without_root(section: Manifest) -> Manifest:
-    """A template's pod or container without the user 0, with which the kubelet would not start it."""
+    """Return a template's pod or container without the user 0, with which the kubelet would not start it."""
     security = section.get("securityContext")
     if not isinstance(security, Mapping) or security.get("runAsUser") != 0:
         return section
@@ -293,7 +293,7 @@ def merged_container(template: Manifest, operator_container: Manifest) -> dict[s
 
 
 def by_key(template_entries: Sequence[Manifest], operator_entries: Sequence[Manifest], key: str) -> list[Manifest]:
-    """Returns the operator's entries first, so that later ones may refer to them, then the template's entries with
+    """Return the operator's entries first, so that later ones may refer to them, then the template's entries with
     other names."""
     operator_keys = {operator_entry.get(key) for operator_entry in operator_entries}
     return [
@@ -303,7 +303,7 @@ def by_key(template_entries: Sequence[Manifest], operator_entries: Sequence[Mani
 
 
 def _overlay(template_fields: Manifest, operator_fields: Manifest) -> dict[str, Any]:
-    """Returns the operator's fields, plus entries of mappings that only the template has. Merges one level only: half
+    """Return the operator's fields, plus entries of mappings that only the template has. Merges one level only: half
     of a capability list, a seccomp profile or a probe does not mean the same as the whole."""
     merged = dict(template_fields)
     for key, value in operator_fields.items():
@@ -316,7 +316,7 @@ def _overlay(template_fields: Manifest, operator_fields: Manifest) -> dict[str, 
 
 
 def _find_problems(pod: object) -> Iterator[str]:
-    """Yields what would break the merge; the API server judges the rest."""
+    """Yield what would break the merge; the API server judges the rest."""
     if not isinstance(pod, Mapping):
         yield "it is no mapping"
         return

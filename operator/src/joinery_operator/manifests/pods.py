@@ -74,9 +74,9 @@ def driver_pod(
     migrate: str | None = None,
     abandon_state: bool = False,
 ) -> Manifest:
-    """The pod of one attempt. `scale` is the scale asked for now (None: the revision's); `executors` is the number that
-    the driver before it had asked Spark for. `migrate` names the savepoint that is pinned before the state is migrated
-    (with `abandon_state`: left behind). Raises ManifestError."""
+    """Return the pod of one attempt. `scale` is the scale asked for now (None: the revision's); `executors` is the
+    number that the driver before it had asked Spark for. `migrate` names the savepoint that is pinned before the state
+    is migrated (with `abandon_state`: left behind). Raises ManifestError."""
     settings, scale = revision.settings, scale or scale_of(revision.job)
     page_host = urlsplit(page_url(revision.resource, settings) or "").hostname
     alive, ready = _http_get("/healthz"), _http_get("/readyz")
@@ -127,14 +127,14 @@ def scale_annotation(scale: Scale) -> dict[str, str]:
 
 
 def restore_pod(revision: JobRevision, attempt: int, savepoint: str) -> Manifest:
-    """The pod of an attempt that returns to a savepoint and ends; no driver runs in it. Raises ManifestError."""
+    """Return the pod of an attempt that returns to a savepoint and ends; no driver runs in it. Raises ManifestError."""
     container = _state_container(revision, "restore", _JOB, "--savepoint", savepoint, "--before-first-commit")
     return _build_pod(revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt)
 
 
 def check_pod(revision: JobRevision) -> Manifest:
-    """The pod that checks whether a changed job fits its state, and whether its migration works. Needs the revision's
-    ConfigMap. Raises ManifestError."""
+    """Return the pod that checks whether a changed job fits its state, and whether its migration works. Needs the
+    revision's ConfigMap. Raises ManifestError."""
     name = ChildNames(revision.resource).check(revision.revision, revision.mode)
     container = _state_container(revision, "check", _JOB)
     container["env"] = [*container["env"], *_own_groups_env(revision)]
@@ -142,23 +142,23 @@ def check_pod(revision: JobRevision) -> Manifest:
 
 
 def delete_state_pod(revision: JobRevision) -> Manifest:
-    """The pod that deletes the state of a job that is being deleted. Needs the revision's ConfigMap. Raises
+    """Return the pod that deletes the state of a job that is being deleted. Needs the revision's ConfigMap. Raises
     ManifestError."""
     name = ChildNames(revision.resource).delete_state
     return _build_pod(revision, "delete-state", name, _state_container(revision, "delete", _JOB, "--yes"))
 
 
 def savepoint_pod(revision: JobRevision, savepoint: Manifest, *, delete: bool = False) -> Manifest:
-    """The pod that pins the job's state under the Savepoint's name, or unpins it. Belongs to the Savepoint, and needs
-    the revision's ConfigMap. Raises ManifestError."""
+    """Return the pod that pins the job's state under the Savepoint's name, or unpins it. Belongs to the Savepoint, and
+    needs the revision's ConfigMap. Raises ManifestError."""
     name = ChildNames(savepoint).savepoint("delete" if delete else "create")
     arguments = ("savepoint", _JOB, savepoint["metadata"]["name"], "--idempotent", *(["--delete"] if delete else []))
     return _build_pod(revision, "savepoint", name, _state_container(revision, *arguments), owner=savepoint)
 
 
 def question_pod(revision: JobRevision, name: str, arguments: Sequence[str]) -> Manifest:
-    """The pod that runs `joinery ARGUMENTS` when no driver runs, with what a driver sees. It is deleted with the job,
-    but the operator does not control it. Needs the revision's ConfigMap. Raises ManifestError."""
+    """Return the pod that runs `joinery ARGUMENTS` when no driver runs, with what a driver sees. It is deleted with the
+    job, but the operator does not control it. Needs the revision's ConfigMap. Raises ManifestError."""
     container = {**_build_container(revision), "args": [_COMMAND, *arguments], "resources": _driver_resources(revision)}
     pod = _build_pod(revision, "question", name, container)
     pod["metadata"]["ownerReferences"] = [
@@ -168,7 +168,7 @@ def question_pod(revision: JobRevision, name: str, arguments: Sequence[str]) -> 
 
 
 def check_manifests(revision: JobRevision) -> None:
-    """Raises ManifestError for faults that neither the models nor the API server find."""
+    """Raise ManifestError for faults that neither the models nor the API server find."""
     defaults_file(revision)
     executor_template(revision)
     driver_pod(revision, 1)
@@ -258,7 +258,8 @@ def _state_container(revision: JobRevision, *arguments: str) -> dict[str, Any]:
 
 
 def _migrate_container(main: Manifest, arguments: list[str]) -> dict[str, Any]:
-    """The driver's container with another command: it sees the same files, and needs as much of the pod's memory."""
+    """Return the driver's container with another command: it sees the same files, and needs as much of the pod's
+    memory."""
     only_running = {"ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle"}
     return {
         **{key: value for key, value in main.items() if key not in only_running},
@@ -268,8 +269,8 @@ def _migrate_container(main: Manifest, arguments: list[str]) -> dict[str, Any]:
 
 
 def _driver_resources(revision: JobRevision) -> dict[str, Any]:
-    """The driver's resources, for every container that works on the job's state. There is no CPU limit, which would
-    only withhold CPU that nobody else uses."""
+    """Return the driver's resources, for every container that works on the job's state. There is no CPU limit, which
+    would only withhold CPU that nobody else uses."""
     spark = revision.job.spec.spark
     memory = f"{driver_memory(spark)}Mi"
     return {

@@ -41,7 +41,8 @@ _DOCS = "docs/security.md#what-a-job-may-ask-for"
 
 
 def forbidden_properties_env(settings: Settings) -> dict[str, str]:
-    """The variable by which a job's processes know the settings of clients that no secret of the job may have."""
+    """Return the variable by which a job's processes know the settings of clients that no secret of the job may
+    have."""
     allowed = allowed_by(settings.jobs_allow).properties
     names = sorted(name for name in UNSAFE_PROPERTIES if not _matches_any(allowed, name))
     return {"name": FORBIDDEN_PROPERTIES, "value": ",".join(names)}
@@ -291,8 +292,8 @@ def _leaves_below(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _entry_name(path: str, entry: object) -> str:
-    """What a path has in brackets for an entry. Only where Kubernetes itself tells entries apart by name: in other
-    lists, a name that it ignores would hide what the entry is."""
+    """Return what a path has in brackets for an entry. Only where Kubernetes itself tells entries apart by name: in
+    other lists, a name that it ignores would hide what the entry is."""
     if not isinstance(entry, Mapping):
         return ""
     if path.endswith(".volumeMounts"):
@@ -306,7 +307,7 @@ _NAMED = re.compile(r"spec\.(?:volumes|(?:initC|c)ontainers(?:\[[^\[\]]*\]\.(?:e
 
 
 def _normal_path(path: str) -> str:
-    """A path without "..", and with one slash where it has several: `normpath` leaves two at the start."""
+    """Return a path without "..", and with one slash where it has several: `normpath` leaves two at the start."""
     return re.sub(r"^/+", "/", posixpath.normpath(path))
 
 
@@ -350,7 +351,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _repository_of(image: str) -> str:
-    """An image's name without its tag and digest."""
+    """Return an image's name without its tag and digest."""
     name = image.partition("@")[0]
     head, slash, last = name.rpartition("/")
     return f"{head}{slash}{last.partition(':')[0]}"

@@ -60,7 +60,7 @@ _MIB = {"k": 1 / 1024, "": 1.0, "m": 1.0, "g": 1024.0, "t": 1024.0**2, "p": 1024
 
 
 def mebibytes(text: str, setting: str) -> int:
-    """Parses a size as in Spark's memory settings: 512m, 2g; a plain number is MiB. Raises ManifestError."""
+    """Parse a size as in Spark's memory settings: 512m, 2g; a plain number is MiB. Raises ManifestError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ManifestError(
@@ -74,7 +74,7 @@ def _jvm_overhead(heap: int) -> int:
 
 
 def executor_overhead(heap: int, cores: int, bytes_per_epoch: int) -> int:
-    """The memory in MiB that an executor needs beside a heap of `heap` MiB."""
+    """Return the memory in MiB that an executor needs beside a heap of `heap` MiB."""
     processes = _PYTHON_PROCESS * math.ceil(cores / _CORES_OF_PROCESS) + _PYTHON_THREAD * cores
     return _jvm_overhead(heap) + processes + _EPOCHS_IN_MEMORY * math.ceil(bytes_per_epoch / 2**20)
 
@@ -88,7 +88,7 @@ DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
 
 
 def defaults_file(revision: JobRevision) -> str:
-    """The revision's `spark-defaults.conf`, a file of Java properties."""
+    """Return the revision's `spark-defaults.conf`, a file of Java properties."""
     return "".join(f"{key}={_escape_value(value)}\n" for key, value in _spark_settings(revision).items())
 
 
@@ -139,7 +139,7 @@ _OWN_LABEL = "spark.kubernetes.executor.label.joinery.dev/"
 
 
 def spark_problems(spark: SparkSpec) -> Iterator[Problem]:
-    """Yields settings in `spec.spark` with which no driver could run, or which override what the operator relies on."""
+    """Yield settings in `spec.spark` with which no driver could run, or which override what the operator relies on."""
     for name in spark.conf:
         if not _SETTING.fullmatch(name):  # spark-submit splits at the first "="
             yield Problem(f'spec.spark.conf["{name}"]', "is no name of a setting; write letters, digits and . _ - / :")
@@ -154,7 +154,7 @@ def spark_problems(spark: SparkSpec) -> Iterator[Problem]:
 
 
 def driver_memory(spark: SparkSpec) -> int:
-    """The memory in MiB that the driver's pod needs. The job's `spark.conf` may set heap and overhead. Raises
+    """Return the memory in MiB that the driver's pod needs. The job's `spark.conf` may set heap and overhead. Raises
     ManifestError."""
     heap_setting, overhead_setting = "spark.driver.memory", "spark.driver.memoryOverhead"
     heap = mebibytes(spark.conf.get(heap_setting, spark.driver.memory), heap_setting)
@@ -254,7 +254,7 @@ _USUAL_BLOCKS = 2 * 2**30
 
 
 def _cache_bytes(spark: SparkSpec, default: int) -> int:
-    """The size of the cache that the job asks for. Raises ManifestError."""
+    """Return the size of the cache that the job asks for. Raises ManifestError."""
     try:
         return parse_bytes(spark.conf.get(_CACHE_SETTING, default))
     except ValueError as error:
@@ -262,7 +262,7 @@ def _cache_bytes(spark: SparkSpec, default: int) -> int:
 
 
 def executor_template(revision: JobRevision) -> dict[str, Any]:
-    """The template of executor pods, to which Spark adds image, environment, resources, owner, name and `args`.
+    """Return the template of executor pods, to which Spark adds image, environment, resources, owner, name and `args`.
     Executors mount the job's file and secrets like the driver, because the driver sends none of its secrets. They need
     no permissions. Raises ManifestError."""
     spark = revision.job.spec.spark

@@ -36,7 +36,7 @@ _Representer.add_representer(str, _Representer.text)
 
 
 def to_yaml(document: Mapping[str, Any]) -> str:
-    """Dumps in block style, without anchors, with sorted keys. Only ASCII: Unicode line ends would come back as
+    """Dump in block style, without anchors, with sorted keys. Only ASCII: Unicode line ends would come back as
     spaces."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Representer = _Representer

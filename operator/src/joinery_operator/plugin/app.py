@@ -39,7 +39,7 @@ _JOB_FILE = "/etc/joinery/job.yaml"
 
 
 def main(tokens: list[str] | None = None) -> None:
-    """The console script."""
+    """Run the console script."""
     try:
         sys.exit(app(tokens) or 0)
     except KubectlError as error:
@@ -183,7 +183,7 @@ def resume(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
 
 
 def _run_in_driver(target: KubectlTarget, job: str, *command: str) -> int:
-    """Runs `joinery COMMAND` in the job's driver pod, or where none runs in a pod of its own. Raises JoineryError."""
+    """Run `joinery COMMAND` in the job's driver pod, or where none runs in a pod of its own. Raises JoineryError."""
     job_resource = find_job_with_driver(target, job)
     pod = running_driver(target, job_resource)
     if isinstance(pod, NoDriver):

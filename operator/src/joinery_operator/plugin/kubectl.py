@@ -53,11 +53,11 @@ class KubectlTarget:
     kubeconfig: str | None = None
 
     def read(self, *arguments: str, stdin: str | None = None) -> Any:
-        """Runs kubectl and parses its JSON answer. Raises KubectlError."""
+        """Run kubectl and parse its JSON answer. Raises KubectlError."""
         return json.loads(self.do(*arguments, "--output=json", stdin=stdin))
 
     def do(self, *arguments: str, stdin: str | None = None) -> str:
-        """Runs kubectl and returns what it prints. Raises KubectlError."""
+        """Run kubectl and return what it prints. Raises KubectlError."""
         done = subprocess.run(
             [*self._kubectl_command(), *arguments], input=stdin, capture_output=True, text=True, check=False
         )
@@ -66,7 +66,7 @@ class KubectlTarget:
         return done.stdout
 
     def run(self, *arguments: str) -> int:
-        """Runs kubectl on the user's terminal, and returns its exit code."""
+        """Run kubectl on the user's terminal, and return its exit code."""
         return subprocess.run([*self._kubectl_command(), *arguments], check=False).returncode
 
     def _kubectl_command(self) -> list[str]:
@@ -128,7 +128,7 @@ class JobResource:
         return next((owner["name"] for owner in owners if owner["kind"] == BLUE_GREEN.name), None)
 
     def check_spec_is_its_own(self, todo: str) -> None:
-        """Raises JoineryError for a job whose spec a BlueGreenJob has. `todo` is the command for that one."""
+        """Raise JoineryError for a job whose spec a BlueGreenJob has. `todo` is the command for that one."""
         if self.blue_green is not None:
             raise JoineryError(
                 f"Job {self.name} is one of BlueGreenJob {self.blue_green}",
@@ -148,8 +148,8 @@ def _reference(kind: str, name: str) -> str:
 
 
 def find_job(target: KubectlTarget, name: str, kinds: Sequence[ResourceKind] = KINDS) -> JobResource:
-    """The job called `name`: `orders` or, if jobs of several kinds have that name, `sj/orders`. Also accepts what
-    kubectl prints (`streamjoin.joinery.dev/orders`).
+    """Return the job called `name`: `orders` or, if jobs of several kinds have that name, `sj/orders`. Also accepts
+    what kubectl prints (`streamjoin.joinery.dev/orders`).
 
     Raises JoineryError if there is no such job, or more than one.
     """
@@ -177,8 +177,8 @@ def find_job(target: KubectlTarget, name: str, kinds: Sequence[ResourceKind] = K
 
 
 def find_job_or_blue_green(target: KubectlTarget, name: str) -> JobResource:
-    """The job called `name`, else the BlueGreenJob, which `bgj/NAME` names alone: a cluster may not know that kind.
-    Raises JoineryError."""
+    """Return the job called `name`, else the BlueGreenJob, which `bgj/NAME` names alone: a cluster may not know that
+    kind. Raises JoineryError."""
     kind = name.rpartition("/")[0].lower().removesuffix(f".{_GROUP}")
     if kind in {BLUE_GREEN.short, BLUE_GREEN.plural, BLUE_GREEN.name.lower()}:
         return find_job(target, name, (BLUE_GREEN,))
@@ -194,13 +194,13 @@ def find_job_or_blue_green(target: KubectlTarget, name: str) -> JobResource:
 
 
 def find_job_with_driver(target: KubectlTarget, name: str) -> JobResource:
-    """The job called `name`, or that of the BlueGreenJob which readers use. Raises JoineryError."""
+    """Return the job called `name`, or that of the BlueGreenJob which readers use. Raises JoineryError."""
     job = find_job_or_blue_green(target, name)
     return find_job(target, job.running_jobs[0]) if job.resource["kind"] == BLUE_GREEN.name else job
 
 
 def read_config_map(target: KubectlTarget, job: JobResource, name: str) -> dict[str, Any] | None:
-    """A ConfigMap of the job's namespace; None if there is none of that name."""
+    """Return a ConfigMap of the job's namespace; None if there is none of that name."""
     query = ("get", "configmaps", f"--namespace={job.namespace}", f"--field-selector=metadata.name={name}")
     return next(iter(target.read(*query)["items"]), None)
 
@@ -213,7 +213,7 @@ class NoDriver:
 
 
 def running_driver(target: KubectlTarget, job: JobResource) -> str | NoDriver:
-    """The name of the driver pod if commands can run in it; else why there is none."""
+    """Return the name of the driver pod if commands can run in it; else why there is none."""
     pod = _find_pod(target, job)
     if pod is None:
         return NoDriver(_no_driver_text(job))
@@ -225,7 +225,7 @@ def running_driver(target: KubectlTarget, job: JobResource) -> str | NoDriver:
 
 
 def newest_driver(target: KubectlTarget, job: JobResource) -> str:
-    """The name of the newest driver pod, which may have ended: its log exists as long as the pod. Raises
+    """Return the name of the newest driver pod, which may have ended: its log exists as long as the pod. Raises
     JoineryError."""
     pod = _find_pod(target, job)
     if pod is None:

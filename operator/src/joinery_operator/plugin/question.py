@@ -31,7 +31,7 @@ _STARTS_WITHIN, _POLL = 180.0, 0.5  # seconds
 
 
 def ask(target: KubectlTarget, job: JobResource, no_driver_reason: str, command: Sequence[str]) -> int:
-    """Runs `joinery COMMAND` in a pod of its own, and returns its exit code. `no_driver_reason` says why no driver
+    """Run `joinery COMMAND` in a pod of its own, and return its exit code. `no_driver_reason` says why no driver
     runs. Raises JoineryError, which says what to do, if there is no state to look at, or the pod does not start."""
     revision = _current_revision(target, job, no_driver_reason)
     name = ChildNames(job.resource).question(secrets.token_hex(3))
@@ -97,7 +97,7 @@ def _wait(target: KubectlTarget, name: str, namespace_option: str) -> None:
 
 
 def _exit_code(target: KubectlTarget, name: str, namespace_option: str) -> int:
-    """Waits for the container's exit code, which the kubelet may report a moment after the end of the log."""
+    """Wait for the container's exit code, which the kubelet may report a moment after the end of the log."""
     while True:
         pod: Any = target.read("get", "pod", name, namespace_option)
         states = [

@@ -262,7 +262,7 @@ def _rollout_verdict(job: JobResource) -> tuple[RolloutVerdict | None, str]:
 
 
 def _earlier_spec(target: KubectlTarget, job: JobResource, to_revision: str | None) -> tuple[str, dict[str, Any]]:
-    """The revision to return to, and its spec: the first that differs, since a restart makes a revision too."""
+    """Return the revision to return to, and its spec: the first that differs, since a restart makes a revision too."""
     status = job.status
     images: dict[str, str | None] = {past["revision"]: past["image"] for past in reversed(status.get("history", ()))}
     current = status.get("revision")
@@ -309,7 +309,7 @@ def _stored_text(target: KubectlTarget, job: JobResource, revision: str) -> str:
 
 
 def _restored_spec(target: KubectlTarget, job: JobResource, revision: str) -> dict[str, Any]:
-    """The spec of an earlier revision, with what is not part of a revision as it is now."""
+    """Return the spec of an earlier revision, with what is not part of a revision as it is now."""
     stored: Any = from_yaml(_stored_text(target, job, revision))
     now, spec = job.resource["spec"], stored["spec"]
     _copy_fields(now, spec, *NOT_FOR_DRIVERS, "shards", "autoscale")

@@ -80,7 +80,7 @@ def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
 
 
 def _drop_repeated_creates(actions: Iterable[Action]) -> Iterator[Action]:
-    """Drops repeated creates: two pods of one revision share its ConfigMap."""
+    """Drop repeated creates: two pods of one revision share its ConfigMap."""
     created = set()
     for action in actions:
         if isinstance(action, Create):
@@ -92,7 +92,7 @@ def _drop_repeated_creates(actions: Iterable[Action]) -> Iterator[Action]:
 
 
 def _ensure_optional(kind: ChildKind, expected: Manifest | None, actual: Manifest | None) -> Iterator[Action]:
-    """Ensures an optional child. If the installation does not want it (`expected` None), deletes an existing one."""
+    """Ensure an optional child. If the installation does not want it (`expected` None), deletes an existing one."""
     if expected is not None:
         yield from _ensure_child(expected, actual)
     elif actual is not None and not actual["metadata"].get("deletionTimestamp"):
@@ -113,12 +113,12 @@ def _ensure_access(ctx: ReconcileContext) -> Iterator[Action]:
 
 
 def stop(pods: Iterable[PodObservation]) -> Iterator[Action]:
-    """Deletes pods gracefully: a driver finishes its epoch."""
+    """Delete pods gracefully: a driver finishes its epoch."""
     return _delete_pods(pod for pod in pods if pod.ended_at is None)
 
 
 def make_room(ctx: ReconcileContext, pods: Iterable[PodObservation]) -> Iterator[Action]:
-    """Deletes pods that have ended, if another one could not be created: a quota of `count/pods` counts them too."""
+    """Delete pods that have ended, if another one could not be created: a quota of `count/pods` counts them too."""
     return _delete_pods(pod for pod in pods if ctx.observed.create_refused and pod.ended_at is not None)
 
 
@@ -130,7 +130,7 @@ def delete_stuck(ctx: ReconcileContext, pods: Iterable[PodObservation]) -> Itera
 
 
 def job_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[Action]:
-    """Ensures the revision's ConfigMap. Raises ManifestError."""
+    """Ensure the revision's ConfigMap. Raises ManifestError."""
     name = ctx.names.config_map(revision.revision)
     actual = ctx.observed.children.config_maps.get(name)
     if actual is None:
@@ -152,7 +152,7 @@ def _delete_pods(pods: Iterable[PodObservation]) -> Iterator[Action]:
 
 
 def _delete_unplanned_drivers(ctx: ReconcileContext, attempt: DriverAttempt | None) -> Iterator[Action]:
-    """Deletes drivers that should not run, and ended ones; the newest ended one stays for its logs until the next
+    """Delete drivers that should not run, and ended ones; the newest ended one stays for its logs until the next
     driver is ready, or until a pod cannot be created: a quota may leave no room for both."""
     planned_number = attempt.number if attempt is not None else None
     ended = [number for number, pod in ctx.drivers.items() if pod.ended_at is not None]
@@ -225,7 +225,7 @@ def _check_job(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
 
 
 def _check_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[Action]:
-    """Ensures the check's ConfigMap. How a job takes over is not part of a revision, but the check reads it from the
+    """Ensure the check's ConfigMap. How a job takes over is not part of a revision, but the check reads it from the
     file: a ConfigMap with a different setting is replaced."""
     name = ctx.names.config_map(revision.revision)
     actual = ctx.observed.children.config_maps.get(name)
@@ -243,7 +243,7 @@ def _upgrade_settings(revision: JobRevision) -> tuple[str, ShadowComparison]:
 
 
 def _config_maps(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
-    """Creates lost ConfigMaps again if their content is known, and deletes those of revisions no longer needed."""
+    """Create lost ConfigMaps again if their content is known, and delete those of revisions no longer needed."""
     rollout, attempt = status.rollout, status.driver
     named = [(status.revision, status.image)]
     named += [(source.revision, source.image) for source in (rollout, attempt) if source is not None]

@@ -47,7 +47,7 @@ class DeletionStep:
 
 
 def finalizer_actions(ctx: ReconcileContext) -> Iterator[Action]:
-    """Sets or removes the finalizer of a resource that is not being deleted. An invalid `cleanup` changes nothing."""
+    """Set or remove the finalizer of a resource that is not being deleted. An invalid `cleanup` changes nothing."""
     keep = {"deleteState": True, "retainState": False, None: False}.get(ctx.spec.get("cleanup"))
     if keep is not None and keep != (FINALIZER in ctx.finalizers):
         yield _set_finalizer(ctx, keep=keep)

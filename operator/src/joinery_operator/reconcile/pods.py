@@ -126,7 +126,7 @@ def _main_status(status: Manifest) -> Manifest:
 
 
 def _count_steps(status: Manifest) -> int:
-    """Counts the pod's steps. Each counts once, because a restart is no progress."""
+    """Count the pod's steps. Each counts once, because a restart is no progress."""
     steps = sum(
         _condition_time(status, condition) is not None for condition in ("PodScheduled", "Initialized", "Ready")
     )

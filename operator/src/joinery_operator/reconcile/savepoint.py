@@ -214,7 +214,7 @@ def _pinned_text(status: SavepointState) -> str:
 def _handle_failure(
     observed: ObservedSavepoint, status: SavepointState, pod: PodObservation, phase: SavepointPhase
 ) -> Decision:
-    """Counts the failure first, and deletes the pod when the next try is due. `not_before` tells the two apart, so
+    """Count the failure first, and delete the pod when the next try is due. `not_before` tells the two apart, so
     that what is counted does not depend on the clocks of nodes."""
     failed: SavepointPhase = "Failed" if phase == "Pending" else phase
     if status.not_before is not None:

@@ -10,8 +10,8 @@ __all__ = ["main"]
 
 
 def main(tokens: list[str] | None = None) -> None:
-    """The console script. Until its modules are loaded, Ctrl-C ends the process silently, as it does a program that is
-    not written in Python."""
+    """Run the console script. Until its modules are loaded, Ctrl-C ends the process silently, as it does a program that
+    is not written in Python."""
     # A command imports half a million objects that stay; collecting garbage meanwhile took 0.2 s of 1.2.
     gc.set_threshold(200_000)
     in_front = threading.current_thread() is threading.main_thread()

@@ -51,7 +51,7 @@ _GET_ENGINE = "Install joinery-runtime[engine]"
 
 
 def main(tokens: list[str] | None = None) -> None:
-    """The console script."""
+    """Run the console script."""
     try:
         words = sys.argv[1:] if tokens is None else tokens
         for option in ("-", "-f"):

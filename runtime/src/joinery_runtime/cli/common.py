@@ -35,7 +35,7 @@ def say(text: str) -> None:
 
 
 def answer(document: Mapping[str, Any], text: Iterable[str], *, as_json: bool) -> None:
-    """Prints an answer: the text on a terminal, one line of JSON elsewhere or with `as_json`."""
+    """Print an answer: the text on a terminal, one line of JSON elsewhere or with `as_json`."""
     if as_json or not sys.stdout.isatty():
         say(json.dumps(document))
     else:
@@ -43,7 +43,7 @@ def answer(document: Mapping[str, Any], text: Iterable[str], *, as_json: bool) -
 
 
 def imported_files(texts: Sequence[str]) -> AbstractContextManager[tuple[Path, ...]]:
-    """The files of `--py-files`, see `py_files`."""
+    """Return the files of `--py-files`, see `py_files`."""
     from joinery_runtime.hosts.python_functions import py_files  # noqa: PLC0415 - needs the engine
 
     return py_files([Path(path) for text in texts for path in text.split(",") if path])
@@ -60,7 +60,7 @@ def load(job_file: Path, *, plain_numbers: bool = False) -> Job:
 
 @contextmanager
 def loaded(job_file: Path, *, plain_numbers: bool = False) -> Iterator[Job]:
-    """The job, for a command that reads its inputs: see `with_line`."""
+    """Yield the job, for a command that reads its inputs: see `with_line`."""
     job = load(job_file, plain_numbers=plain_numbers)
     with with_line(job, job_file):
         yield job
@@ -82,7 +82,7 @@ def stored_by(job: Job, job_file: Path) -> Stored:
 
 @contextmanager
 def with_line(job: Job, job_file: Path) -> Iterator[None]:
-    """Adds the file and the line to a SourceError of the block whose likely cause is a field of the job."""
+    """Add the file and the line to a SourceError of the block whose likely cause is a field of the job."""
     try:
         yield
     except SourceError as error:
@@ -100,7 +100,8 @@ def with_line(job: Job, job_file: Path) -> Iterator[None]:
 
 
 def stored(job: Job) -> Stored:
-    """The columns that the job's segments store, which follow from the compiled `where`; None without the engine."""
+    """Return the columns that the job's segments store, which follow from the compiled `where`; None without the
+    engine."""
     try:
         from joinery_runtime.core.compile.jobs import compile_job, stored_columns  # noqa: PLC0415
     except ModuleNotFoundError:

@@ -50,7 +50,7 @@ class Stopped(BaseException):
 
 @contextmanager
 def writing_ending() -> Iterator[Callable[[object], None]]:
-    """Writes how the block ends, if a file is named: the error that leaves the block, or else the result that the block
+    """Write how the block ends, if a file is named: the error that leaves the block, or else the result that the block
     passes to the yielded function ("stopped"; anything else means "finished"). Keeps an answer that the block has put
     in the file."""
     ending_file = os.environ.get(ENDING_FILE)
@@ -79,7 +79,7 @@ def writing_ending() -> Iterator[Callable[[object], None]]:
 
 
 def leave_answer(text: str) -> None:
-    """Writes a command's answer to the file of its ending, if a file is named."""
+    """Write a command's answer to the file of its ending, if a file is named."""
     ending_file = os.environ.get(ENDING_FILE)
     if ending_file:
         try:
@@ -96,7 +96,7 @@ def failed(error: Exception) -> Ending:
 
 
 def ending_bytes(ending: Ending) -> bytes:
-    """The ending as JSON of at most MESSAGE_BYTES. Leaves out the middle of a longer error."""
+    """Return the ending as JSON of at most MESSAGE_BYTES. Leaves out the middle of a longer error."""
     length = len(ending.error)
     while len(data := ending.model_dump_json(by_alias=True).encode()) > MESSAGE_BYTES:
         length = length * 9 // 10
@@ -113,7 +113,7 @@ def _shorten(text: str, length: int) -> str:
 
 @contextmanager
 def sigterm_stops() -> Iterator[None]:
-    """Raises Stopped at a SIGTERM. The first process of a container has no default action for it, and elsewhere the
+    """Raise Stopped at a SIGTERM. The first process of a container has no default action for it, and elsewhere the
     default action skips the block's cleanup. Commands may install handlers of their own."""
     if threading.current_thread() is not threading.main_thread():
         yield

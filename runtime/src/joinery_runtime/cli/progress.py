@@ -122,7 +122,7 @@ class RunProgress(ABC):
 
 @contextmanager
 def open_progress(job: Job, stream: TextIO, location: str) -> Iterator[RunProgress]:
-    """Shows the progress of a job that runs at `location`: THIS_PROCESS, or a Spark master."""
+    """Show the progress of a job that runs at `location`: THIS_PROCESS, or a Spark master."""
     if not stream.isatty():
         yield JsonProgress(job, stream, location)
         return
@@ -372,7 +372,7 @@ WHY_ENDED: Mapping[EndedBy, str] = {
 
 
 def ended_inputs(driver: Driver) -> list[str]:
-    """The inputs that an earlier run has read to their final ends (T7)."""
+    """Return the inputs that an earlier run has read to their final ends (T7)."""
     return [name for name, state in driver.state.inputs.items() if state.progress.ended]
 
 

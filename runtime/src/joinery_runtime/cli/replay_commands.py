@@ -34,7 +34,7 @@ _EPOCHS = re.compile(r"(\d*)\.\.(\d*)")
 
 
 def why_command(job: Job, key: Sequence[str], record: str | None, until: int | None, steps: Path | None) -> Answer:
-    """Raises JoineryError that says what is wrong with the question, or why there is no answer."""
+    """Raise JoineryError that says what is wrong with the question, or why there is no answer."""
     if bool(key) == (record is not None):
         raise JoineryError("It is not clear what is asked for", todo="Give either --key COLUMN=VALUE or --record")
     at: tuple[str, int, int] | None = None
@@ -73,7 +73,7 @@ def verify_command(job: Job, epochs: str | None) -> Verdict:
 
 @contextmanager
 def _open_for_reading(job: Job) -> Iterator[tuple[Job, OpenStore, JobInputs]]:
-    """The job with its secrets, its store and its inputs. Raises JoineryError if there is no state of the job."""
+    """Yield the job with its secrets, its store and its inputs. Raises JoineryError if there is no state of the job."""
     job = durable(job)
     with open_store(job, lambda _: None) as opened, closing(JobInputs(job.inputs)) as inputs:
         if not (record := record_of(job, opened.store)).epoch:
@@ -84,7 +84,7 @@ def _open_for_reading(job: Job) -> Iterator[tuple[Job, OpenStore, JobInputs]]:
 def trace_command(
     job: Job, steps: Path, store: str, shards: int | None, *, verbose: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Yields one result per step. Raises JoineryError naming the line of the step that failed."""
+    """Yield one result per step. Raises JoineryError naming the line of the step that failed."""
     listed = list(read_steps(steps))
     # A trace never touches the state of the job itself.
     name = f"trace-{uuid.uuid4().hex}"
@@ -103,7 +103,7 @@ def trace_command(
 
 
 def read_steps(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the steps of a JSON lines file with their line numbers. Raises JoineryError naming a line that is not a
+    """Yield the steps of a JSON lines file with their line numbers. Raises JoineryError naming a line that is not a
     JSON object."""
     try:
         text = path.read_text(encoding="utf-8")

@@ -37,7 +37,7 @@ def run_command(
     local: bool = False,
     py_files: Sequence[Path] = (),
 ) -> Outcome:
-    """Runs the job. `status_port` None: the page is at a free port; 0: nothing is served."""
+    """Run the job. `status_port` None: the page is at a free port; 0: nothing is served."""
     gc.freeze()  # so that epochs in the driver do not wait for garbage collection of everything imported
     signals = Signals(Event(), (signal.SIGTERM, signal.SIGINT), _end_at_once)
     location = THIS_PROCESS if local else master_of(job.spec.spark.conf, master) or "the master of spark-submit"
@@ -73,7 +73,7 @@ def run_command(
 
 
 def check_master(job: Job, job_file: Path, master: str | None) -> None:
-    """Raises JobError, with its place in the file, if the job cannot run on its Spark master."""
+    """Raise JobError, with its place in the file, if the job cannot run on its Spark master."""
     try:
         check_memory_store(job, master_of(job.spec.spark.conf, master))
     except JobError as error:

@@ -42,17 +42,17 @@ class ConsoleSink(NamesNoStore):
         sys.stdout.flush()
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Does nothing: there is nothing to create."""
+        """Do nothing: there is nothing to create."""
 
     def writer(self) -> ConsoleSink:
         return self
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Does nothing: rows are printed after the commit."""
+        """Do nothing: rows are printed after the commit."""
 
     def recover(self, recovery: RecoveryContext) -> bool:
-        """Returns False: no row of the pending epoch has been printed."""
+        """Return False: no row of the pending epoch has been printed."""
         return False
 
     def close(self) -> None:
-        """Does nothing: nothing is open."""
+        """Do nothing: nothing is open."""

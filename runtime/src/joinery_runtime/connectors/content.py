@@ -141,7 +141,7 @@ class KafkaRecords:
         return ranges
 
     def _offset_range(self, consumer: Consumer, partition: int) -> tuple[int, int]:
-        """The first offset, and the one after the last as this consumer sees it."""
+        """Return the first offset, and the one after the last as this consumer sees it."""
         partition_ref = TopicPartition(self._target.topic, partition)
 
         def read_offsets() -> tuple[int, int]:
@@ -179,7 +179,8 @@ class KafkaRecords:
                 yield messages
 
     def values(self, messages: Sequence[Message], defaults: Mapping[str, Any] = MappingProxyType({})) -> list[bytes]:
-        """The values as lines of JSON, with `defaults` for nulls, if a registry has their schema; others unchanged."""
+        """Return the values as lines of JSON, with `defaults` for nulls, if a registry has their schema; others
+        unchanged."""
         values = [message.value() or b"" for message in messages]
         output = self._target.schema_output
         return values if output is None else output.lines(values, defaults)
@@ -276,7 +277,7 @@ class DeadLetterContent(KafkaContent):
 
 
 def _digest_letter(message: Message) -> dict[str, Any]:
-    """A dead letter as a row of _DIGEST_SCHEMA; a record that is none, as one whose reason says so."""
+    """Return a dead letter as a row of _DIGEST_SCHEMA; a record that is none, as one whose reason says so."""
     value: bytes | None = message.value()
     headers = {name: _as_bytes(content).decode() for name, content in message.headers() or ()}
     if REASON_HEADER in headers:
@@ -302,7 +303,7 @@ def _as_bytes(part: str | bytes | None) -> bytes:
 
 @contextmanager
 def _translate_errors(target: KafkaTarget, errors: LastError) -> Iterator[None]:
-    """Turns errors of the client in the block into ours."""
+    """Turn errors of the client in the block into ours."""
     try:
         yield
     except KafkaException as error:

@@ -152,7 +152,7 @@ class HistoryDecoder:
         return self.without_skipped(raw, self.with_skipped(raw))
 
     def within(self, boundary: Callable[[Decoder], Decoder]) -> HistoryDecoder:
-        """The same with a boundary around the decoder of each part."""
+        """Return the same with a boundary around the decoder of each part."""
         files, topics = self._makers[True], self._makers[False]
         return HistoryDecoder(self._event_time, self._until, lambda: boundary(files()), lambda: boundary(topics()))
 

@@ -52,8 +52,8 @@ DECODERS = {
 
 
 def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool = False) -> SourcePlanner:
-    """The driver half of an input of the job with this name and state store. `once`: the run ends at what exists at its
-    start. Contacts and opens nothing before its first use."""
+    """Return the driver half of an input of the job with this name and state store. `once`: the run ends at what exists
+    at its start. Contacts and opens nothing before its first use."""
     match model:
         case UnionInput():
             branches = {part.name: planner_for(part, job_name, store, once=once) for part in model.parts}
@@ -75,7 +75,7 @@ def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool
 
 
 def format_of(model: Input) -> type[FormatDecoder]:
-    """The decoder class for the input's format. Raises SourceError for a format without a module here."""
+    """Return the decoder class for the input's format. Raises SourceError for a format without a module here."""
     module = DECODERS.get(model.format)
     if module is None:
         raise SourceError(
@@ -106,7 +106,7 @@ def _file_planner(model: Input) -> ListedFiles:
 
 
 def reader_for(model: Input) -> SourceReader:
-    """The task half of an input. A process has one and keeps it from epoch to epoch."""
+    """Return the task half of an input. A process has one and keeps it from epoch to epoch."""
     match model:
         case UnionInput():
             parts = {part.name: part for part in model.parts}
@@ -124,7 +124,8 @@ def reader_for(model: Input) -> SourceReader:
 
 
 def decoder_for(model: Input) -> Decoder:
-    """A decoder of the input's records. Reads the header of a CSV file; raises SourceError if it does not fit."""
+    """Return a decoder of the input's records. Reads the header of a CSV file; raises SourceError if it does not
+    fit."""
     if isinstance(model, UnionInput):
         return UnionDecoder(model, decoder_for)
     history = model.history
@@ -135,7 +136,7 @@ def decoder_for(model: Input) -> Decoder:
 
 
 def guarded(model: Input, decoder: Decoder) -> Decoder:
-    """The decoder of an input within the boundary that makes whatever a record does to it a bad record."""
+    """Return the decoder of an input within the boundary that makes whatever a record does to it a bad record."""
     if isinstance(decoder, UnionDecoder):
         return decoder.within(guarded)
     if isinstance(decoder, HistoryDecoder):
@@ -144,7 +145,8 @@ def guarded(model: Input, decoder: Decoder) -> Decoder:
 
 
 def json_decoder_for(model: Input) -> Decoder:
-    """A decoder of the input's rows or change events as JSON, whatever its format: steps of a trace are in JSON."""
+    """Return a decoder of the input's rows or change events as JSON, whatever its format: steps of a trace are in
+    JSON."""
     if isinstance(model, UnionInput):
         return UnionDecoder(model, json_decoder_for)
     events = model.format.startswith("debezium")
@@ -156,7 +158,7 @@ def json_decoder_for(model: Input) -> Decoder:
 
 
 def _history_input(model: Input, history: History) -> Input:
-    """The history as a separate input. What a Kafka record has besides its value is a field in the files."""
+    """Return the history as a separate input. What a Kafka record has besides its value is a field in the files."""
     events = history.format.startswith("debezium")
     return model.model_copy(
         update={
@@ -178,7 +180,7 @@ def _history_input(model: Input, history: History) -> Input:
 
 
 def _topics_input(model: Input) -> Input:
-    """The part of the input after its history."""
+    """Return the part of the input after its history."""
     return model.model_copy(update={"history": None})
 
 
@@ -208,8 +210,8 @@ def _make_decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
 
 
 def _deletion_column(model: Input) -> Column | None:
-    """The column that tells a table's deletions, as text: one of the input's, or one more. A field of the record itself
-    keeps its name, because flat records are read faster."""
+    """Return the column that tells a table's deletions, as text: one of the input's, or one more. A field of the record
+    itself keeps its name, because flat records are read faster."""
     by = None if model.table is None else model.table.deleted_by
     if by is None:
         return None
@@ -222,7 +224,8 @@ def _deletion_column(model: Input) -> Column | None:
 
 
 def _as_written(model: Input) -> tuple[pa.Schema, dict[str, Path]]:
-    """The columns to read from columnar files: their types (text if a column has its own format) and their paths."""
+    """Return the columns to read from columnar files: their types (text if a column has its own format) and their
+    paths."""
     schema = as_text(arrow_schema(model.columns), [column for column in model.columns if column.format is not None])
     paths = {column.name: column.steps for column in model.columns}
     if model.table is None:
@@ -234,7 +237,7 @@ def _as_written(model: Input) -> tuple[pa.Schema, dict[str, Path]]:
 
 
 def _with_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
-    """A decoder of rows of `schema`, in which columns may have their own format or be JSON."""
+    """Return a decoder of rows of `schema`, in which columns may have their own format or be JSON."""
     nested = [column.name for column in model.columns if column.type.name == "json"]
     written = [column for column in model.columns if column.format is not None]
     inner = _with_metadata(model, decoder, as_text(schema, written) if written else schema)
@@ -244,7 +247,7 @@ def _with_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema)
 
 
 def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
-    """A decoder of rows of `schema`, in which columns may not come from the value."""
+    """Return a decoder of rows of `schema`, in which columns may not come from the value."""
     elsewhere = [column for column in model.columns if column.origin not in (None, "envelope")]
     if not elsewhere:
         return _of_value(model, decoder, schema)
@@ -263,7 +266,7 @@ def _framed_keys(model: Input) -> FramedKeys | None:
 
 
 def _of_value(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
-    """A decoder of rows of `schema` from the records' values."""
+    """Return a decoder of rows of `schema` from the records' values."""
     value_decoder = decoder.of(schema, model)
     if model.schema_registry is not None and decoder in _FRAMED and isinstance(value_decoder, ByValue):
         from joinery_runtime.formats.registry.schemas import Framed  # noqa: PLC0415
@@ -273,5 +276,5 @@ def _of_value(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> 
 
 
 def _no_source(model: Input) -> SourceError:
-    """The error for a kind of input that the model knows but nothing reads."""
+    """Return the error for a kind of input that the model knows but nothing reads."""
     return SourceError(f"Nothing reads input {model.name}: it names neither kafka nor file", todo="Name one of them")

@@ -317,7 +317,7 @@ def lake_table(output: Output) -> LakeTable:
 def forget_output(
     job: str, outputs: Sequence[Output], dead: DeadLetter | None, store: StoreDatabase, incarnation: str | None
 ) -> str | None:
-    """Drops the staged output, and its marks, of a job whose state has been deleted. Returns in words what remains:
+    """Drop the staged output, and its marks, of a job whose state has been deleted. Returns in words what remains:
     rows in files that nobody has seen yet, of this incarnation of the job (None: it had no state), and what could
     not be dropped, because an unavailable database must not prevent the deletion of a job. In another database than the
     state's, drops nothing for a job that had no state: if its state is elsewhere, it stages rows
@@ -379,7 +379,7 @@ def _rolling_policy(file: FileOutput) -> Rolling | None:
 
 
 def _no_sink(field: str, target: Output | DeadLetter) -> SinkError:
-    """The error for a kind of output that the models know but no sink writes to."""
+    """Return the error for a kind of output that the models know but no sink writes to."""
     named = sorted(target.model_fields_set - {"format"})
     return SinkError(
         f"No sink writes to {field}: {', '.join(named) or 'nothing is named'}",

@@ -79,7 +79,8 @@ class RecoveryContext:
 
 
 def short_incarnation(incarnation: str) -> str:
-    """The short form of an incarnation in names of files, markers and claims: 12 hex digits (docs/decisions/0026)."""
+    """Return the short form of an incarnation in names of files, markers and claims: 12 hex digits
+    (docs/decisions/0026)."""
     return incarnation.replace("-", "")[:12]
 
 
@@ -87,7 +88,7 @@ class AttemptRows(Protocol):
     """All rows of an attempt, at least one. A `pa.Table` is one; the rows of a step are computed as they are read."""
 
     def to_batches(self) -> Iterable[pa.RecordBatch]:
-        """Yields batches of one schema. Several copies of one batch fit into memory; all batches together may not. A
+        """Yield batches of one schema. Several copies of one batch fit into memory; all batches together may not. A
         second call gives the same rows."""
         ...
 
@@ -101,7 +102,7 @@ class RowRouting:
     spreads_nulls: bool = False
 
     def hashes(self, rows: pa.RecordBatch, hasher: KeyHash) -> npt.NDArray[np.uint64]:
-        """The hashes (uint64[n]) that decide on the shard of n rows with ORDER_COLUMNS."""
+        """Return the hashes (uint64[n]) that decide on the shard of n rows with ORDER_COLUMNS."""
         columns = [rows.column(name) for name in self.columns]
         hashes = hasher(columns)
         if not self.spreads_nulls or not columns[0].null_count:
@@ -121,15 +122,15 @@ class RowLimit(Protocol):
         ...
 
     def at_most(self, sizes: Mapping[str, int]) -> RowLimit:
-        """This limit, or the lower one that the plan has for the output's name."""
+        """Return this limit, or the lower one that the plan has for the output's name."""
         ...
 
     def rejected_above(self, sizes: Mapping[str, int]) -> RowLimit:
-        """This limit, or the lower one that brokers have shown for the output's name."""
+        """Return this limit, or the lower one that brokers have shown for the output's name."""
         ...
 
     def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
-        """The sizes of the rows that are too large, 0 for the others; None if all rows fit."""
+        """Return the sizes of the rows that are too large, 0 for the others; None if all rows fit."""
         ...
 
 
@@ -148,18 +149,18 @@ class Sink(Protocol):
     """The driver half."""
 
     def prepare(self, schema: pa.Schema) -> str | None:
-        """Creates or checks the target. Returns what it created, in words, or None if the target existed. Raises
+        """Create or check the target. Returns what it created, in words, or None if the target existed. Raises
         SinkError naming what does not fit."""
         ...
 
     def writer(self) -> SinkWriter: ...
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Runs inside the state commit. `connection` is the store's (psycopg for Postgres, None for memory)."""
+        """Run inside the state commit. `connection` is the store's (psycopg for Postgres, None for memory)."""
         ...
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Makes the rows of these receipts visible. Called after the commit, and again at recovery for the last
+        """Make the rows of these receipts visible. Called after the commit, and again at recovery for the last
         committed epoch: must be idempotent."""
         ...
 
@@ -171,13 +172,13 @@ class Sink(Protocol):
         ...
 
     def other_store(self) -> StoreIdentity | None:
-        """The store of another job of the same name that has started to write to this target since `recover`, if the
-        target shows such a job."""
+        """Return the store of another job of the same name that has started to write to this target since `recover`, if
+        the target shows such a job."""
         ...
 
     def unavailability(self) -> Unavailable | None:
-        """What the tasks and the driver need for writing and cannot reach right now; None also if the sink cannot tell.
-        Called while they wait, from another thread than the other methods."""
+        """Return what the tasks and the driver need for writing and cannot reach right now; None also if the sink
+        cannot tell. Called while they wait, from another thread than the other methods."""
         ...
 
     def close(self) -> None: ...
@@ -236,7 +237,7 @@ def dead_letter_rows(
     reasons: Sequence[str],
     values: pa.BinaryArray,
 ) -> pa.RecordBatch:
-    """Makes rows of `DEAD_LETTER_SCHEMA` for records of one partition. `offsets`, `reasons` and `values` correspond."""
+    """Make rows of `DEAD_LETTER_SCHEMA` for records of one partition. `offsets`, `reasons` and `values` correspond."""
     count = len(offsets)
     columns = [
         pa.repeat(pa.scalar(input_name, pa.string()), count),

@@ -32,12 +32,12 @@ class StoreIdentity:
         return f"{self.location} (store {self.id})"
 
     def metadata(self) -> str:
-        """The metadata of a committed offset, for which Kafka allows 4,096 bytes."""
+        """Return the metadata of a committed offset, for which Kafka allows 4,096 bytes."""
         return json.dumps({"store": self.id, "place": self.location})
 
     @classmethod
     def parse(cls, metadata: str | None) -> StoreIdentity | None:
-        """Parses the metadata of an offset. None if it is empty or not ours."""
+        """Parse the metadata of an offset. None if it is empty or not ours."""
         try:
             fields = json.loads(metadata or "")
             return cls(str(fields["store"]), str(fields["place"]))
@@ -121,11 +121,11 @@ class SourcePlanner(Protocol):
         ...
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
-        """A range of about `max_records` records that begins at `bounds.start` and ends on a record boundary."""
+        """Return a range of about `max_records` records that begins at `bounds.start` and ends on a record boundary."""
         ...
 
     def records(self, planned: Range, record_bytes: float) -> int:
-        """The approximate number of records in a range, at `record_bytes` each. 0 only if the range is empty."""
+        """Return the approximate number of records in a range, at `record_bytes` each. 0 only if the range is empty."""
         ...
 
     def reads_file(self, partition: PartitionRef) -> bool:
@@ -141,31 +141,31 @@ class SourcePlanner(Protocol):
         ...
 
     def pin(self, partitions: Collection[PartitionRef]) -> bool:
-        """Called before an epoch runs. Returns True if this driver owns all of them; it then keeps them until
-        `unpin`."""
+        """Pin the partitions before an epoch runs. Returns True if this driver owns all of them; it then keeps them
+        until `unpin`."""
         ...
 
     def is_pinned(self) -> bool:
-        """Called before the epoch's commit: whether the driver still has all held partitions."""
+        """Return whether, before the epoch's commit, the driver still has all held partitions."""
         ...
 
     def unpin(self, committed: Mapping[PartitionRef, int]) -> None:
-        """Ends the hold. `committed` holds the next offsets, for lag tools; it is empty if the epoch did not commit."""
+        """End the hold. `committed` holds the next offsets, for lag tools; it is empty if the epoch did not commit."""
         ...
 
     def rejoin(self) -> None:
-        """Joins the group again under the same name. Called after Fenced, by the driver that the state store says is
+        """Join the group again under the same name. Called after Fenced, by the driver that the state store says is
         the newest."""
         ...
 
     def committed_by(self) -> StoreIdentity | None:
-        """The state store of the driver that last committed the group's offsets. None if no driver has, or if there is
-        no group. Waits for the brokers' answer."""
+        """Return the state store of the driver that last committed the group's offsets. None if no driver has, or if
+        there is no group. Waits for the brokers' answer."""
         ...
 
     def unavailability(self) -> Unavailable | None:
-        """What the source cannot reach right now; None also if the source cannot tell. Called from another thread while
-        a task or another method waits."""
+        """Return what the source cannot reach right now; None also if the source cannot tell. Called from another
+        thread while a task or another method waits."""
         ...
 
     def close(self) -> None: ...
@@ -193,10 +193,10 @@ class UnsharedSource:
         return True
 
     def unpin(self, committed: Mapping[PartitionRef, int]) -> None:
-        """Does nothing: nobody waits for the partitions."""
+        """Do nothing: nobody waits for the partitions."""
 
     def rejoin(self) -> None:
-        """Does nothing: there is no group."""
+        """Do nothing: there is no group."""
 
     def committed_by(self) -> StoreIdentity | None:
         return None
@@ -209,7 +209,7 @@ class SourceReader(Protocol):
     """The task half. It lives on between epochs, so that a client may prefetch."""
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
-        """Yields exactly the records of these ranges, which belong to different partitions of the input. Batches of one
+        """Yield exactly the records of these ranges, which belong to different partitions of the input. Batches of one
         partition come in offset order, interleaved with those of others. Stops when every position has reached the end
         of its range or passed it, which also covers missing offsets (control records, compaction)."""
         ...

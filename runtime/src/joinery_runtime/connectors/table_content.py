@@ -64,7 +64,7 @@ class PostgresContent:
                 raise
 
     def _begin(self, committed: Callable[[], int], published: Callable[[psycopg.Connection[Any]], int] | None) -> int:
-        """Takes the snapshot, and returns the epoch up to which it has all rows."""
+        """Take the snapshot, and return the epoch up to which it has all rows."""
         for _ in range(_SNAPSHOTS):
             before = committed()
             self._connection.execute(_AS_WRITTEN)
@@ -90,7 +90,7 @@ class PostgresContent:
         return self._lines(rows)
 
     def _lines(self, rows: pa.Table) -> list[bytes]:
-        """Encodes rows with JSON columns in one spelling: jsonb keeps neither the order of fields, nor blanks, nor the
+        """Encode rows with JSON columns in one spelling: jsonb keeps neither the order of fields, nor blanks, nor the
         spelling of numbers."""
         for index, field in enumerate(rows.schema):
             if field.name in self._table.nested:
@@ -145,7 +145,7 @@ def _number(text: str) -> str:
 
 
 def _as_text(column: pa.Field) -> sql.Composed:
-    """A column of the query, in a form that `_csv_batches` reads."""
+    """Return a column of the query, in a form that `_csv_batches` reads."""
     name = sql.Identifier(column.name)
     if pa.types.is_timestamp(column.type):
         return sql.SQL("(extract(epoch FROM {}) * 1000)::bigint").format(name)
@@ -153,7 +153,7 @@ def _as_text(column: pa.Field) -> sql.Composed:
 
 
 def _csv_batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yields the rows that Postgres has copied to a file, in pieces, with the columns of the output."""
+    """Yield the rows that Postgres has copied to a file, in pieces, with the columns of the output."""
     written: dict[str, pa.DataType] = {}
     for column in schema:
         in_text = pa.types.is_binary(column.type)
@@ -199,7 +199,7 @@ class LakeContent:
         return rows_to_json(rows.cast(lake_schema(rows.schema)))
 
     def pieces(self) -> Iterator[Piece]:
-        """Yields the rows of each file. A file that this job has not written comes from another writer, or from a
+        """Yield the rows of each file. A file that this job has not written comes from another writer, or from a
         compaction that combined the job's files with others."""
         number = 0
         for path, batches in self._table.files():

@@ -106,7 +106,7 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def carefully(decoder: Decoder) -> Decoder:
-    """A decoder of an input that tries each batch first. One that is not of an input stays as it is."""
+    """Return a decoder of an input that tries each batch first. One that is not of an input stays as it is."""
     if isinstance(decoder, UnionDecoder):
         return decoder.within(lambda _, part: carefully(part))
     if isinstance(decoder, HistoryDecoder):
@@ -128,7 +128,7 @@ def _await_answer(process: subprocess.Popen[bytes], seconds: float) -> bytes:
 
 
 def trial_environment() -> dict[str, str]:
-    """The environment of a process that tries something: it finds the modules that this one finds."""
+    """Return the environment of a process that tries something: it finds the modules that this one finds."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
@@ -146,7 +146,7 @@ def name_of_death(code: int | None) -> str:
 
 
 def serve(make: Callable[[Input], Decoder] = decoder_for) -> None:
-    """The other process: reads the input's model and then batches from standard input, and answers each."""
+    """Run the other process: read the input's model and then batches from standard input, and answer each."""
     source, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
     volunteer_for_oom_killer()
@@ -166,7 +166,7 @@ def _receive_bytes(source: Any) -> bytes:
 
 
 def read_carefully(reader: SourceReader, command: Sequence[str] = _COMMAND) -> SourceReader:
-    """A reader of an input that tries each row group first. One that reads no Parquet stays as it is."""
+    """Return a reader of an input that tries each row group first. One that reads no Parquet stays as it is."""
     if isinstance(reader, UnionReader):
         return reader.within(lambda part: read_carefully(part, command))
     if isinstance(reader, HistoryReader):
@@ -206,7 +206,7 @@ class _ParquetTrial:
 
 
 def serve_parquet(path: str, request: str) -> Iterable[int]:
-    """The other process: reads what it is asked for. Yields how many rows each batch has."""
+    """Yield the other process: reads what it is asked for. Yields how many rows each batch has."""
     volunteer_for_oom_killer()
     with opened_parquet(path) as file:
         if (group := json.loads(request)) is not None:

@@ -26,17 +26,17 @@ FILTERED = "filtered"
 
 
 def branch_topic(branch: str, topic: str) -> str:
-    """The name in the union of a branch's topic or file."""
+    """Return the name in the union of a branch's topic or file."""
     return f"{branch}{BRANCH_END}{topic}"
 
 
 def union_ref(union: str, own: PartitionRef) -> PartitionRef:
-    """The partition of a branch as the union knows it."""
+    """Return the partition of a branch as the union knows it."""
     return PartitionRef(union, branch_topic(own.input, own.topic), own.partition)
 
 
 def branch_ref(ref: PartitionRef) -> PartitionRef:
-    """The partition as its branch knows it."""
+    """Return the partition as its branch knows it."""
     branch, _, topic = ref.topic.partition(BRANCH_END)
     return PartitionRef(branch, topic, ref.partition)
 
@@ -131,7 +131,7 @@ class UnionReader:
         self._readers: dict[str, SourceReader] = {}
 
     def within(self, boundary: Callable[[SourceReader], SourceReader]) -> UnionReader:
-        """The same with a boundary around the reader of each branch."""
+        """Return the same with a boundary around the reader of each branch."""
         return UnionReader(self._name, lambda name: boundary(self._reader(name)))
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
@@ -154,7 +154,7 @@ class UnionReader:
 
 
 def united_batch(union: str, raw: RawBatch) -> RawBatch:
-    """The batch of a branch as one of the union."""
+    """Return the batch of a branch as one of the union."""
     return replace(raw, partition=union_ref(union, raw.partition), origin=raw.partition)
 
 
@@ -168,7 +168,7 @@ class UnionDecoder:
         self._decoders: dict[str, tuple[Decoder, BranchRows]] = {}
 
     def within(self, boundary: Callable[[Input, Decoder], Decoder]) -> UnionDecoder:
-        """The same with a boundary around the decoder of each branch."""
+        """Return the same with a boundary around the decoder of each branch."""
         return UnionDecoder(self._model, lambda source: boundary(source, self._make(source)))
 
     def decode_batch(self, raw: RawBatch) -> Decoded:

@@ -61,7 +61,7 @@ def state_limits(job: Job) -> StateLimits:
 
 
 def fingerprint(signature: Mapping[str, Any]) -> str:
-    """A short name for a signature, stored in plans: equal signatures have equal names."""
+    """Return a short name for a signature, stored in plans: equal signatures have equal names."""
     return hashlib.sha256(json.dumps(signature, sort_keys=True).encode()).hexdigest()[:16]
 
 

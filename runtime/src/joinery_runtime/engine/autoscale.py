@@ -73,7 +73,7 @@ class Autoscaler:
         self._waiting = 0
 
     def epoch(self, records: int, seconds: float, executors: int) -> None:
-        """An epoch was committed after so many seconds, on so many executors."""
+        """Note that an epoch was committed after so many seconds, on so many executors."""
         self._waiting = max(0, self._waiting - records)
         self._read += records
         if not records or not executors:
@@ -89,8 +89,8 @@ class Autoscaler:
         self._sizes.setdefault(math.frexp(records_each)[1], deque(maxlen=_SMALLER)).append((records_each, seconds))
 
     def _beyond_smaller(self, records: float, seconds: float) -> float | None:
-        """The cost of a record by how much longer an epoch took than the slowest of those that come next to half of its
-        size; None if no such epoch is known. The fewer are known, the slower yet another one may be."""
+        """Return the cost of a record by how much longer an epoch took than the slowest of those that come next to half
+        of its size; None if no such epoch is known. The fewer are known, the slower yet another one may be."""
         smaller: list[tuple[float, float]] = []
         for size in sorted(self._sizes, reverse=True):
             smaller += (epoch for epoch in self._sizes[size] if epoch[0] <= records / 2)

@@ -76,7 +76,7 @@ class SegmentCache:
                 path.unlink(missing_ok=True)
 
     def get(self, segments: Sequence[SegmentMeta]) -> list[Run]:
-        """Returns the runs of these segments, in order. Reads the missing ones in few calls of the store. Raises
+        """Return the runs of these segments, in order. Reads the missing ones in few calls of the store. Raises
         StateError when the store lacks one or has it with other bytes."""
         # Holds the runs itself: a stale attempt of another epoch may meanwhile drop them from the cache.
         runs = dict[str, Run]()
@@ -103,7 +103,7 @@ class SegmentCache:
         return key in self._open or self._path_of(key).exists()
 
     def _decode_blob(self, meta: SegmentMeta, blob: bytes) -> pa.RecordBatch:
-        """Raises StateError if the blob cannot be decoded, or not to the hashes that were noted when it was written:
+        """Raise StateError if the blob cannot be decoded, or not to the hashes that were noted when it was written:
         older blobs have no checksum."""
         try:
             rows = from_blob(blob, self._hasher)
@@ -117,7 +117,7 @@ class SegmentCache:
         return rows
 
     def put(self, key: str, epoch: int, batch: pa.RecordBatch) -> Run:
-        """Stores a sorted batch, made in `epoch`, under its segment key, and returns it memory-mapped."""
+        """Store a sorted batch, made in `epoch`, under its segment key, and return it memory-mapped."""
         path = self._path_of(key)
         partial = path.with_suffix(f".{uuid.uuid4().hex}")
         try:
@@ -135,7 +135,7 @@ class SegmentCache:
         return cached.run
 
     def retain(self, live: Collection[str], epoch: int) -> None:
-        """Drops segments of epochs before `epoch` that are not live: expired, merged, or staged by an attempt that no
+        """Drop segments of epochs before `epoch` that are not live: expired, merged, or staged by an attempt that no
         commit named. Segments staged in this epoch are not live yet, and stay. Only the first call in an epoch evicts
         files over the limit, because that looks at every file of the directory."""
         for key in [key for key, cached in self._open.items() if cached.epoch < epoch and key not in live]:
@@ -159,7 +159,7 @@ class SegmentCache:
             del self._open[key]
 
     def _list_files(self) -> list[tuple[Path, os.stat_result]]:
-        """Lists the files, without those that disappear meanwhile."""
+        """List the files, without those that disappear meanwhile."""
         files = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
@@ -208,7 +208,7 @@ class FlagCache:
         self._by_segment: dict[str, Mapping[str, np.ndarray]] = {}
 
     def flagged(self, segment: SegmentMeta, run: Run, flags: Iterable[SegmentMeta]) -> np.ndarray:
-        """Returns bool[n] for the whole run of a segment; `flags` are the live flag segments of its part."""
+        """Return bool[n] for the whole run of a segment; `flags` are the live flag segments of its part."""
         column = run.batch.column(FLAG).to_numpy(zero_copy_only=False)
         flagged = self._flagged.setdefault(segment.key, _Flagged(np.array(column)))
         new = [meta for meta in flags if meta.key not in flagged.applied]
@@ -229,7 +229,7 @@ class FlagCache:
                 del by_key[key]
 
     def _rows_of(self, flags: Sequence[SegmentMeta]) -> list[Mapping[str, np.ndarray]]:
-        """The row numbers in each of these flag segments, by the first key of the segment that has the rows."""
+        """Return the row numbers in each of these flag segments, by the first key of the segment that has the rows."""
         # Holds the rows itself, as `SegmentCache.get` does: another thread may drop them from the cache meanwhile.
         groups = {meta.key: rows for meta in flags if (rows := self._by_segment.get(meta.key)) is not None}
         new = [meta for meta in flags if meta.key not in groups]
@@ -244,7 +244,7 @@ class FlagCache:
 
 
 def flags_run(state_runs: Iterable[StateRun], numbers: Mapping[str, np.ndarray]) -> Run | None:
-    """Makes a flag segment. `numbers` has row numbers by segment, and `state_runs` holds the rows of these segments."""
+    """Make a flag segment. `numbers` has row numbers by segment, and `state_runs` holds the rows of these segments."""
     batches = list[pa.RecordBatch]()
     for state_run in state_runs:
         if state_run.segment not in numbers:
@@ -262,7 +262,7 @@ def flags_run(state_runs: Iterable[StateRun], numbers: Mapping[str, np.ndarray])
 
 
 def flags_of_live(runs: Sequence[Run], live: Collection[str]) -> list[Run]:
-    """The flags in these runs whose segment is still live."""
+    """Return the flags in these runs whose segment is still live."""
     keys = {first_key(key) for key in live}
     live_flags = []
     for run in runs:

@@ -64,7 +64,7 @@ class Host(Protocol):
     """The port between the engine and what runs its tasks: one process, or Spark."""
 
     def run(self, work: EpochWork) -> EpochOutcome:
-        """Runs all tasks of one epoch. Raises the JoineryError of a task; may rerun tasks, as Spark does."""
+        """Run all tasks of one epoch. Raises the JoineryError of a task; may rerun tasks, as Spark does."""
         ...
 
     @property
@@ -187,7 +187,7 @@ class Driver:
     # --- recover ----------------------------------------------------------------------------------------------------
 
     def recover(self, previous: int | None = None, first: int | None = None) -> None:
-        """Takes the next generation, and loads everything that is committed. Raises IncompatibleState, StateError.
+        """Take the next generation, and load everything that is committed. Raises IncompatibleState, StateError.
 
         `previous` is the generation of this process's driver before this one. If that generation is no longer the
         newest, another process runs the job, or the job was deleted: raises Fenced instead of taking the job back.
@@ -241,7 +241,7 @@ class Driver:
         return visible
 
     def _shrink_plan(self, record: JobRecord) -> None:
-        """Replaces a pending plan that is over the present limits by a smaller one for the same epoch: a plan that ran
+        """Replace a pending plan that is over the present limits by a smaller one for the same epoch: a plan that ran
         out of memory would do so for ever, and so would one whose rows its topic does not take any more. All older
         attempts are fenced by now, and what they staged is swept."""
         pending = self.state.pending
@@ -262,7 +262,7 @@ class Driver:
         return [(sink, list(result.get(kind, []))) for kind, sink in self._sinks_by_name()]
 
     def _sinks_by_name(self) -> Iterator[tuple[str, Sink]]:
-        """Yields the sinks, each with the key of its receipts in an epoch's result."""
+        """Yield the sinks, each with the key of its receipts in an epoch's result."""
         yield "output", self._parts.output
         if self._parts.dead_letters is not None:
             yield "dead_letters", self._parts.dead_letters
@@ -273,7 +273,7 @@ class Driver:
     # --- plan -------------------------------------------------------------------------------------------------------
 
     def plan(self, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
-        """Returns the pending plan, or a new one, written to the store before anything runs. None: there is nothing to
+        """Return the pending plan, or a new one, written to the store before anything runs. None: there is nothing to
         do, or other members of a consumer group hold what is to be read (`waiting`). Without `reads` a new plan reads
         nothing, and is made only while rows are held. Raises PartitionsLost when the driver has to rejoin its groups,
         DuplicateJobName when a job of the same name with another store writes to the same output."""
@@ -350,8 +350,8 @@ class Driver:
             ) from error
 
     def _duplicate_name(self, other: StoreIdentity | None, did: str) -> DuplicateJobName:
-        """The error about a second job of this name. An older driver of this job ends when it asks this store, so one
-        that keeps coming back uses another store."""
+        """Return the error about a second job of this name. An older driver of this job ends when it asks this store,
+        so one that keeps coming back uses another store."""
         seen = f"the other one's is {other}" if other is not None else "the other one has not told its own"
         return DuplicateJobName(
             f"Two jobs have the name {self._identity.name} on one Kafka, with different state stores",
@@ -371,7 +371,7 @@ class Driver:
 
     @contextmanager
     def _fenced_first(self) -> Iterator[None]:
-        """Raises Fenced instead of a SinkError if another driver has taken over: one that slept may take what a newer
+        """Raise Fenced instead of a SinkError if another driver has taken over: one that slept may take what a newer
         driver has written or published for an error."""
         try:
             yield
@@ -387,7 +387,7 @@ class Driver:
     # --- run --------------------------------------------------------------------------------------------------------
 
     def run(self, plan: EpochPlan) -> EpochOutcome:
-        """Runs all tasks of the epoch. Raises RecordError for a bad record when there is no dead-letter output, and
+        """Run all tasks of the epoch. Raises RecordError for a bad record when there is no dead-letter output, and
         PlanTooLarge when the next recovery has to make the plan smaller. After MisreadInput the next driver plans
         again."""
         work = self._epoch_work(plan)
@@ -456,7 +456,7 @@ class Driver:
     # --- commit -----------------------------------------------------------------------------------------------------
 
     def commit(self, plan: EpochPlan, outcome: EpochOutcome, *, last: bool = False) -> EpochReport:
-        """Makes the epoch durable and its output visible, together with the plan of the next epoch if there is work
+        """Make the epoch durable and its output visible, together with the plan of the next epoch if there is work
         already and this is not the `last`. Raises PartitionsLost when a rebalance has taken partitions that it read,
         LimitReached when the state would exceed a limit that stops the job; then the plan stays, to be replayed."""
         self._check_partitions(plan)
@@ -550,7 +550,7 @@ class Driver:
                 raise
 
     def _check_partitions(self, plan: EpochPlan) -> None:
-        """Raises PartitionsLost unless this driver still holds the plan's partitions, and they are still the planned
+        """Raise PartitionsLost unless this driver still holds the plan's partitions, and they are still the planned
         ones: only then may the input be committed."""
         planner = self._parts.planner
         with self._in_its_groups():
@@ -579,7 +579,7 @@ def takeover_of(
     store: StoreIdentity,
     warn: Callable[[str], None],
 ) -> RecoveryContext:
-    """What a driver that begins with this record tells its sinks; `newest` is its newest committed epoch."""
+    """Return what a driver that begins with this record tells its sinks; `newest` is its newest committed epoch."""
     pending = record.plan if next_action(record) is Action.REPLAY else None
     return RecoveryContext(
         generation=record.generation,

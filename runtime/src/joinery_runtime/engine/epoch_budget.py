@@ -135,7 +135,7 @@ class Backlog(Generic[P]):
 
 
 def allocate(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
-    """Returns the records to take per partition: all of them if the budget allows, else aligned in event time. At least
+    """Return the records to take per partition: all of them if the budget allows, else aligned in event time. At least
     one partition with a backlog gets some.
 
     Partitions of unknown density share a probe, which is at most a quarter of the budget when others are known: a
@@ -160,12 +160,12 @@ def allocate(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
 
 
 def _align_by_time(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
-    """Records to read per partition, for partitions whose density is known."""
+    """Return records to read per partition, for partitions whose density is known."""
     records = np.array([b.records for b in backlogs])
     highest, density, size = np.array([(b.highest, b.density, b.record_bytes) for b in backlogs], dtype=float).T
 
     def records_until(ts: float) -> np.ndarray:
-        """Records up to this event time, by the measured densities."""
+        """Return records up to this event time, by the measured densities."""
         expected = np.maximum(0, np.round((ts - highest) * density))
         return np.asarray(np.minimum(records, expected).astype(np.int64))
 
@@ -200,7 +200,7 @@ class EventTimeRates(Generic[P]):
         return self._rates.get(partition)
 
     def observe(self, partition: P, rows: int, before: int | None, lowest: int | None, highest: int | None) -> None:
-        """Takes an epoch that read `rows` records with these event times; `before` is the highest one known until
+        """Take an epoch that read `rows` records with these event times; `before` is the highest one known until
         then."""
         start = before if before is not None else lowest
         if start is None or highest is None or not rows:
@@ -220,15 +220,15 @@ class RecordSizes:
         self._means: dict[PartitionRef, float] = {}
 
     def get(self, partition: PartitionRef) -> float | None:
-        """The bytes per record of a partition. A partition that was not read yet gets the largest size of its input;
-        None if nothing of the input was read."""
+        """Return the bytes per record of a partition. A partition that was not read yet gets the largest size of its
+        input; None if nothing of the input was read."""
         mean = self._means.get(partition)
         if mean is not None:
             return mean
         return max((size for ref, size in self._means.items() if ref.input == partition.input), default=None)
 
     def observe(self, partition: PartitionRef, records: int, size: int) -> None:
-        """Takes a read of `records` that have `size` bytes in total."""
+        """Take a read of `records` that have `size` bytes in total."""
         if records:
             mean = size / records
             old = self._means.get(partition, mean)
@@ -265,7 +265,7 @@ def _expected_size(planned: Range, sizes: RecordSizes, count: Count) -> tuple[in
 def smaller_plan(
     plan: EpochPlan, sizes: RecordSizes, budget: Budget, count: Count, cut: Callable[[Range, int], Range]
 ) -> EpochPlan | None:
-    """Returns the same epoch with shorter ranges, all shortened by the same factor; None if the plan is within the
+    """Return the same epoch with shorter ranges, all shortened by the same factor; None if the plan is within the
     budget.
 
     `cut` shortens a range to about a number of records. A range of unknown record size counts by its records alone.

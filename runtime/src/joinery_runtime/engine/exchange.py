@@ -72,7 +72,7 @@ class LocalParcel:
     path: Path
 
     def rows(self) -> pa.RecordBatch:
-        """Maps the file into memory. Raises OSError in another executor, and after the epoch."""
+        """Map the file into memory. Raises OSError in another executor, and after the epoch."""
         with pa.memory_map(str(self.path)) as file:
             return decode(file.read_buffer())
 
@@ -87,7 +87,7 @@ class _Waiting:
     rows: int = 0
 
     def add(self, shard: int, rows: pa.RecordBatch) -> int:
-        """Returns the bytes that this adds: none for rows that another shard gets, too."""
+        """Return the bytes that this adds: none for rows that another shard gets, too."""
         first_row = self.first_rows.get(id(rows))
         self.cuts.append((shard, self.rows if first_row is None else first_row, rows.num_rows))
         if first_row is not None:
@@ -148,7 +148,7 @@ class LocalParcels:
 
 
 def opened(parcels: Iterable[LocalParcel]) -> list[Parcel] | None:
-    """The parcels with their rows; None if a file is not here, or cannot be read."""
+    """Return the parcels with their rows; None if a file is not here, or cannot be read."""
     try:
         return [Parcel(parcel.cuts, parcel.rows()) for parcel in parcels]
     except (OSError, pa.ArrowInvalid):

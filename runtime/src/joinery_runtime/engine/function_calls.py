@@ -75,7 +75,7 @@ class FunctionCalls:
     def during(
         self, work: EpochWork, rows: Callable[[], str], generator: Generator[_YIELDED, None, _RETURNED]
     ) -> Generator[_YIELDED, None, _RETURNED]:
-        """The same, while a generator runs, and not between: its reader may run others on this thread."""
+        """Yield the same, while a generator runs, and not between: its reader may run others on this thread."""
         while True:
             try:
                 with self.within(work, rows):
@@ -193,7 +193,7 @@ def _call_with_note(rows: Callable[[], str], function: DeclaredFunction, columns
 
 
 def calls_in(message: str) -> str:
-    """The calls that a process was in, from the notes in an error about its end; empty if there are none."""
+    """Return the calls that a process was in, from the notes in an error about its end; empty if there are none."""
     return "; ".join(dict.fromkeys(re.findall(f"{_NOTE}(.*)", message)))
 
 
@@ -244,7 +244,7 @@ class SeparateProcesses:
         raise pa.ArrowInvalid(f"{words} {_TRIES} times, and the job's own process before")
 
     def _answer(self, function: DeclaredFunction, columns: Sequence[pa.Array]) -> Answer | str:
-        """What the process answers; a text says how it ended instead."""
+        """Return what the process answers; a text says how it ended instead."""
         process = self._processes.get(function)
         if process is None:
             process = subprocess.Popen(
@@ -296,7 +296,7 @@ def _result(answer: Answer, function: DeclaredFunction) -> pa.Array:
 
 
 def serve() -> None:
-    """The other process: answers calls from standard input, until that ends. Forks of it call the functions, because
+    """Run the other process: answer calls from standard input, until that ends. Forks of it call the functions, because
     a fork starts at once, and this process takes a second. No thread pool runs in it (see hosts.worker_daemon)."""
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a function prints is no answer
@@ -358,7 +358,7 @@ def _send(stream: IO[bytes], value: object) -> None:
 
 
 def _receive(stream: IO[bytes]) -> Any:
-    """The next value; None if the stream ends before or within it."""
+    """Return the next value; None if the stream ends before or within it."""
     length = stream.read(_LENGTH.size)
     if len(length) < _LENGTH.size:
         return None

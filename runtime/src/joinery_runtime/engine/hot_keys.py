@@ -47,7 +47,7 @@ class KeyCounter:
         self._longest: dict[tuple[str, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def count(self, state_runs: Sequence[SideRun]) -> tuple[KeyRows, ...]:
-        """Returns the TOP keys of these runs, most rows first; none for a join on time only, which has no keys."""
+        """Return the TOP keys of these runs, most rows first; none for a join on time only, which has no keys."""
         filled = [(side, stored) for side, stored in state_runs if len(stored.run)]
         if not filled or self._step.broadcast:
             return ()
@@ -84,7 +84,7 @@ class KeyCounter:
 
 
 def longest_runs(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The values that occur most often (at most LONGEST_RUNS) in sorted uint64[n], n > 0, and how often."""
+    """Return the values that occur most often (at most LONGEST_RUNS) in sorted uint64[n], n > 0, and how often."""
     starts = np.concatenate(([0], np.flatnonzero(hashes[1:] != hashes[:-1]) + 1))
     lengths = np.diff(starts, append=len(hashes))
     if len(lengths) > LONGEST_RUNS:
@@ -124,7 +124,7 @@ class HotKeyTracker:
         self._warned: set[tuple[int, str]] = set()
 
     def learn(self, shards: int, counts: Mapping[tuple[int, int], tuple[KeyRows, ...] | None]) -> HotKeys:
-        """Takes the counts of an epoch with `shards` shards, by step and shard (None: not counted this time). Warns
+        """Take the counts of an epoch with `shards` shards, by step and shard (None: not counted this time). Warns
         about a key once, and again only after it fell below the level."""
         if shards != self._shards:
             self._shards, self._by_shard = shards, {}

@@ -66,7 +66,7 @@ class _Input:
     first_future: str = ""
 
     def add(self, reads: list[PartitionRead]) -> None:
-        """Adds what one epoch has read."""
+        """Add what one epoch has read."""
         with_rows = [read for read in reads if read.empty is not None]
         if with_rows:
             empty = frozenset.intersection(*(read.empty for read in with_rows if read.empty is not None))
@@ -115,8 +115,8 @@ class _Input:
         return self.times is not None and _count_seconds(*self.times)
 
     def warning(self, name: str, milliseconds: str | None) -> str | None:
-        """The warning about this input in a few sentences; None if nothing looks wrong. `milliseconds` is the int64
-        column with its event time (None: its event time is a timestamp)."""
+        """Return the warning about this input in a few sentences; None if nothing looks wrong. `milliseconds` is the
+        int64 column with its event time (None: its event time is a timestamp)."""
         faults = []
         if self.is_useless:
             unusable = self.unusable | ({"deleted record": self.deletions} if self.deletions else {})
@@ -167,7 +167,7 @@ def _count_seconds(lowest: int, highest: int) -> bool:
 
 
 def refuse_seconds(reads: Iterable[ColumnsRead], columns: Mapping[str, str], *, at_least: int) -> None:
-    """Raises MisreadInput if all event times of a source (an input or a union's branch), of at least so many records,
+    """Raise MisreadInput if all event times of a source (an input or a union's branch), of at least so many records,
     most likely count seconds. `reads` are those of the whole epoch. `columns` names the int64 column, which is
     milliseconds, of each source of which no time is known."""
     for name, of_source in by_source(reads).items():
@@ -202,7 +202,7 @@ class InputWarnings:
         self._warned: set[tuple[str, str]] = set()  # pairs of an input and what is wrong with it
 
     def learn(self, reads: Iterable[PartitionRead]) -> tuple[str, ...]:
-        """Takes what a committed epoch has read, and returns the new warnings."""
+        """Take what a committed epoch has read, and return the new warnings."""
         by_source: dict[str, list[PartitionRead]] = {}
         for read in reads:
             branch = self._pipeline.input(read.partition.input).branch_of(read.partition.topic)

@@ -89,7 +89,7 @@ class JobState:
 
     @classmethod
     def of(cls, pipeline: Pipeline, record: JobRecord, newest: EpochRecord | None) -> JobState:
-        """Builds the state from the store's record; `newest` is the log entry of the epoch that the state stands on."""
+        """Build the state from the store's record; `newest` is the log entry of the epoch that the state stands on."""
         floors, pending = stored_floors(record), None
         if record.plan is not None and next_action(record) is Action.REPLAY:
             pending = EpochPlan.from_json(record.plan)
@@ -132,7 +132,7 @@ class JobState:
         return self.pipeline.parts()
 
     def needed_by(self, plan: EpochPlan) -> tuple[SegmentMeta, ...]:
-        """The live segments in which the plan's tasks look up rows."""
+        """Return the live segments in which the plan's tasks look up rows."""
         return tuple(s for s in self.segments.values() if times.needed(self.pipeline, s, plan.horizons))
 
     def horizons(self, now: Times) -> dict[str, Horizon]:
@@ -163,14 +163,14 @@ class JobState:
         return replace(self, pending=plan)
 
     def raised(self, name: str, watermark: Watermark) -> JobState:
-        """The same state with the input's watermark raised to at least `watermark`."""
+        """Return the same state with the input's watermark raised to at least `watermark`."""
         input_state = self.inputs[name]
         return replace(
             self, inputs={**self.inputs, name: replace(input_state, progress=input_state.progress.raised(watermark))}
         )
 
     def after(self, plan: EpochPlan, outcome: EpochOutcome, clocks: Mapping[str, InputClock]) -> JobState:
-        """The state after the epoch of this plan is committed, with no next epoch planned yet."""
+        """Return the state after the epoch of this plan is committed, with no next epoch planned yet."""
         dropped = self.dropped(plan, outcome)
         segments = {key: s for key, s in {**self.segments, **staged(outcome)}.items() if key not in dropped}
         removed, live = Counter(self.removed), set(map(first_key, segments))
@@ -215,7 +215,7 @@ class JobState:
     # --- how it is stored ---------------------------------------------------------------------------------------------
 
     def offsets(self) -> dict[str, bytes]:
-        """The offsets to store, by source id, from which `of` restores this state."""
+        """Return the offsets to store, by source id, from which `of` restores this state."""
         removed = {"left": dict(self.removed)} if self.removed else {}
         partitions = {"co_partitions": self.co_partitions} if self.co_partitions else {}
         closed = {"format": FORMAT, "horizons": dict(self.floors)} | removed | partitions
@@ -225,7 +225,7 @@ class JobState:
 
 
 def staged(outcome: EpochOutcome) -> dict[str, SegmentMeta]:
-    """The segments that the epoch adds to the live ones, by key."""
+    """Return the segments that the epoch adds to the live ones, by key."""
     return {meta.key: meta for summary in outcome.shards.values() for meta in summary.staged}
 
 
@@ -235,12 +235,12 @@ HORIZONS = "$horizons"  # beside the inputs' offsets: no input's name starts wit
 
 
 def input_offsets(record: JobRecord) -> dict[str, bytes]:
-    """The stored progress of the inputs, by name."""
+    """Return the stored progress of the inputs, by name."""
     return {name: data for name, data in record.offsets.items() if name != HORIZONS}
 
 
 def live_segments(record: JobRecord) -> list[SegmentMeta]:
-    """The state's segments, whose `rows` count only rows that are still part of it."""
+    """Return the state's segments, whose `rows` count only rows that are still part of it."""
     return without_removed(record.segments, stored_removed(record))
 
 
@@ -261,7 +261,7 @@ def stored_co_partitions(record: JobRecord | None) -> int:
 
 
 def without_removed(segments: Iterable[SegmentMeta], removed: Mapping[str, int]) -> list[SegmentMeta]:
-    """The segments with `removed` rows taken off their counts, by `first_key`: a migration gives segments other
+    """Return the segments with `removed` rows taken off their counts, by `first_key`: a migration gives segments other
     keys."""
     if not removed:
         return list(segments)

@@ -74,12 +74,12 @@ def _inputs_text(branches: Sequence[str]) -> str:
 
 
 def format_percent(share: float) -> str:
-    """A share for people, with two digits: 0.52 %, 8.2 %, 82 %, 100 %."""
+    """Return a share for people, with two digits: 0.52 %, 8.2 %, 82 %, 100 %."""
     return f"{float(f'{100 * share:.2g}'):g} %"
 
 
 def late_inputs(totals: Totals, clocks: Mapping[str, InputClock]) -> Iterator[LateInput]:
-    """The inputs with late rows since the state began; `clocks` are those of the job."""
+    """Yield the inputs with late rows since the state began; `clocks` are those of the job."""
     for name, clock in clocks.items():
         if rows := totals.dropped.get(name, {}).get("late", 0):
             yield LateInput.of(name, rows, totals.behind.get(name), clock)
@@ -158,7 +158,7 @@ class LateCounts:
     def learn(
         self, at_ms: int, records: Mapping[str, int], late: Mapping[str, int], behind: Mapping[str, int]
     ) -> tuple[LateInput, ...]:
-        """Takes an epoch's figures by input: `records` read, how many were `late`, and by how much the latest of them
+        """Take an epoch's figures by input: `records` read, how many were `late`, and by how much the latest of them
         (ms). Returns what the epoch has given reason to warn about. `at_ms` is of a clock that does not go back. Late
         rows of a join count as records of the input, of which there may be fewer or none."""
         for name, read in records.items():

@@ -30,7 +30,7 @@ class StateQuota:
     pauses: bool = False
 
     def over(self, size: StateSize) -> Iterator[tuple[str, int, int]]:
-        """Yields each limit that the size exceeds: the limit's name, the size, and the cap."""
+        """Yield each limit that the size exceeds: the limit's name, the size, and the cap."""
         for name, amount, cap in (
             ("maxRecords", size.rows, self.max_rows),
             ("maxStateBytes", size.bytes, self.max_bytes),
@@ -73,7 +73,7 @@ class ExceededQuota:
 def refuse_growth(
     limits: StateLimits, pipeline: Pipeline, before: Mapping[str, StateSize], after: Mapping[str, StateSize], epoch: int
 ) -> None:
-    """Raises LimitReached if this epoch takes a part with `onLimit: fail` over its cap. A part that was over it before,
+    """Raise LimitReached if this epoch takes a part with `onLimit: fail` over its cap. A part that was over it before,
     because the job was edited, may shrink."""
     for part, cap in limits.caps.items():
         if cap.pauses:
@@ -122,7 +122,7 @@ class Pauses:
         )
 
     def inputs(self) -> dict[str, str]:
-        """The paused inputs, each with the reason."""
+        """Return the paused inputs, each with the reason."""
         return {name: over.words(self._pipeline) for over in reversed(self.over) for name in self._paused_by(over)}
 
     def shrinks(self, horizons: Horizons) -> bool:
@@ -158,6 +158,6 @@ class Pauses:
         return step.sides[side].inputs
 
     def _releasing_inputs(self, part: str, activity: InputActivity) -> set[str]:
-        """The inputs whose progress releases rows of the part (docs/architecture.md, "Horizons")."""
+        """Return the inputs whose progress releases rows of the part (docs/architecture.md, "Horizons")."""
         step, side = self._pipeline.side(part)
         return step.kind.released_by(step, side, activity.watermarks)

@@ -104,7 +104,7 @@ class Outages:
 
     @contextmanager
     def watching(self, ask: Callable[[], Unavailable | None]) -> Iterator[None]:
-        """Reports outages during a step that itself waits for outside systems, for minutes: within seconds of their
+        """Report outages during a step that itself waits for outside systems, for minutes: within seconds of their
         start, and when they are over. Another thread calls `ask`, which returns what does not answer."""
         over = Event()
         thread = Thread(target=self._watch_until, args=(ask, over), name="joinery-outages", daemon=True)
@@ -129,12 +129,12 @@ class Outages:
                 pause, reported = ASK_AFTER_S, False
 
     def over(self) -> None:
-        """Ends the outage: all systems have answered."""
+        """End the outage: all systems have answered."""
         self._pauses.reset()
         self._report_recovery()
 
     def recovered(self) -> None:
-        """The store has answered; the state of the other systems is unknown."""
+        """Note that the store has answered; the state of the other systems is unknown."""
         if self._outage is not None and isinstance(self._outage.error, StoreUnavailable):
             self._report_recovery()
 
@@ -163,7 +163,7 @@ def run_until_stopped(
     *,
     settle: bool = False,
 ) -> None:
-    """Returns after the epoch during which `stop` was set, or when every input has ended; with `settle`, as soon as no
+    """Return after the epoch during which `stop` was set, or when every input has ended; with `settle`, as soon as no
     plan is pending. After an Unavailable, a new driver recovers as after a crash, however long that takes, unless
     another process has taken the job over meanwhile. Once `stop` is set, nothing is waited for, and an Unavailable is
     raised."""
@@ -217,7 +217,7 @@ class _DriverLoop:
         self._show_held()
 
     def _show_held(self) -> None:
-        """Publishes the rows that the outputs hold, by an epoch that reads nothing: nobody knows when the next run will
+        """Publish the rows that the outputs hold, by an epoch that reads nothing: nobody knows when the next run will
         be. After a stop that epoch has to succeed at once."""
         while self._driver.unpublished_rows and not self._driver.pending:
             rows, stopped = self._driver.unpublished_rows, self._stop.is_set()

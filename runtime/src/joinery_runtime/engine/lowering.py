@@ -55,7 +55,7 @@ class LoweredState:
 def lower_watermarks(
     job: Job, pipeline: Pipeline, record: JobRecord, store: StateReader, watermarks: Mapping[str, int]
 ) -> LoweredState:
-    """Computes the state under these `watermarks` (by input, in ms). Reads the segments that need a rewrite, one
+    """Compute the state under these `watermarks` (by input, in ms). Reads the segments that need a rewrite, one
     at a time. Raises JoineryError if an input has ended, or if a row is both in windows that were emitted and in
     windows that were not."""
     states = input_states((side.name for side in job.inputs), record)
@@ -116,7 +116,7 @@ class _Rewriting:
         self._flags: dict[str, list[pa.RecordBatch]] = {}
 
     def of(self, meta: SegmentMeta, number: int) -> Iterable[tuple[SegmentMeta, bytes]]:
-        """Yields the segment without the rows that were emitted; nothing if no row is live."""
+        """Yield the segment without the rows that were emitted; nothing if no row is live."""
         step, side = self._pipeline.side(meta.part)
         spec = step.sides[side]
         state_run = self._read_run(meta, spec.flags_part if spec.flags else None)

@@ -110,7 +110,7 @@ def read_shares(
 
 
 def _allocate_records(backlogs: Sequence[Backlog[PartitionRef]], settings: PlanSettings) -> dict[PartitionRef, int]:
-    """Reads tables to their ends before streams if they take at most half of the budget: then no row of a stream has to
+    """Read tables to their ends before streams if they take at most half of the budget: then no row of a stream has to
     wait for them, and the other half is for the streams, however fast a table grows."""
     budget = settings.budget
     tables = [backlog for backlog in backlogs if backlog.partition.input in settings.tables]
@@ -148,7 +148,7 @@ def next_plan(
     fixes_starts: bool,
     always: bool,
 ) -> tuple[EpochPlan | None, PlanHistory]:
-    """Returns the plan that reads these ranges (None if it would do nothing), and what later plans need to know. With
+    """Return the plan that reads these ranges (None if it would do nothing), and what later plans need to know. With
     `fixes_starts` it says where partitions start that it does not read and no plan has read. If the state is over a
     limit that no reading can relieve, first tries one checkpoint, which merges segments and drops rows that are no
     longer needed. Raises LimitReached if that does not help."""
@@ -263,8 +263,8 @@ def _new_starts(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: Input
 
 
 def _topic_numbers(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: Inputs) -> dict[str, dict[str, int]]:
-    """The numbers of the topics that these ranges read, and those that the topics of these bounds get now; only of
-    inputs that have one other than 0."""
+    """Return the numbers of the topics that these ranges read, and those that the topics of these bounds get now; only
+    of inputs that have one other than 0."""
     by_input: dict[str, dict[str, int]] = {}
     for name, state in inputs.items():
         stored = state.topic_numbers
@@ -295,7 +295,7 @@ def _new_stops(bounds: Iterable[Bounds], inputs: Inputs) -> dict[PartitionRef, i
 
 
 def _new_topic_ids(bounds: Iterable[Bounds], inputs: Inputs) -> dict[str, dict[str, str]]:
-    """The topic ids that the inputs do not know yet, by input and topic; "" for a deleted topic."""
+    """Return the topic ids that the inputs do not know yet, by input and topic; "" for a deleted topic."""
     new_ids: dict[str, dict[str, str]] = {}
     for bound in bounds:
         ref = bound.partition

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def in_chunks(batches: Generator[pa.RecordBatch, None, T]) -> Generator[pa.RecordBatch, None, T]:
-    """Combines the batches into fewer, and returns the generator's result. A step makes a small batch per probed
+    """Combine the batches into fewer, and return the generator's result. A step makes a small batch per probed
     run."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
@@ -83,7 +83,7 @@ class ReplayableBatches(Generic[T]):
         return self._remaining_batches() if begun is None else begun
 
     def result(self) -> T:
-        """Returns the result, after making the rest of the rows if no reader has. `count` is then the number of
+        """Return the result, after making the rest of the rows if no reader has. `count` is then the number of
         rows."""
         if not self._results:
             for _ in self.to_batches():
@@ -138,7 +138,7 @@ class OutputLimit:
                     self.by_answers[error.output or ONLY_OUTPUT] = error.row_limit
 
     def within(self, batches: Generator[pa.RecordBatch, None, T]) -> Generator[pa.RecordBatch, None, T]:
-        """Passes on the rows that fit, and notes the others. May be called for each pass over the same rows."""
+        """Pass on the rows that fit, and notes the others. May be called for each pass over the same rows."""
         self._large.clear()
         limit = self.limit
         if limit is None:
@@ -160,8 +160,8 @@ class OutputLimit:
     def dead_letters(
         self, plan: EpochPlan, make_ordered: Callable[[], Generator[pa.RecordBatch, None, object]]
     ) -> LateRecords | None:
-        """The dead letters of the rows that did not fit, each with the record that arrived last for it. `make_ordered`
-        makes the same rows once more, with ORDER_COLUMNS."""
+        """Return the dead letters of the rows that did not fit, each with the record that arrived last for it.
+        `make_ordered` makes the same rows once more, with ORDER_COLUMNS."""
         limit = self.limit
         if limit is None or not self._large:
             return None
@@ -189,8 +189,8 @@ class OutputLimit:
 def with_dead_letters(
     summary: ShardSummary, step: StepSpec, late: LateRecords | None, large: LateRecords | None
 ) -> ShardSummary:
-    """The summary with the counts of these dead letters. Rows that are too `large` count as `failed`, too, at the
-    step's last input."""
+    """Return the summary with the counts of these dead letters. Rows that are too `large` count as `failed`, too, at
+    the step's last input."""
     dead = sum((Counter(letters.counts) for letters in (late, large) if letters is not None), Counter[str]())
     counted = replace(summary, dead=dead, first_dead="" if late is None else late.first)
     if large is None:

@@ -150,7 +150,7 @@ class EpochPlan:
         return numbered_partition(ref.partition, self.topic_numbers.get(ref.input, {}).get(ref.topic, 0))
 
     def future_check(self, name: str) -> FutureCheck | None:
-        """Returns the check of event times that are too far ahead (T11), for one range of the input; None takes any."""
+        """Return the check of event times that are too far ahead (T11), for one range of the input; None takes any."""
         most = self.max_future.get(name)
         if most is None:
             return None
@@ -231,7 +231,7 @@ class EpochPlan:
 
 
 def _row_limits_to_json(limits: Mapping[str, int]) -> dict[str, Any]:
-    """The limits as they are stored: that of `output` as a number, as before jobs had several outputs."""
+    """Return the limits as they are stored: that of `output` as a number, as before jobs had several outputs."""
     if not limits:
         return {}
     return {"row_limit": limits[ONLY_OUTPUT]} if ONLY_OUTPUT in limits else {"row_limits": dict(limits)}
@@ -266,7 +266,7 @@ class InputState:
         return StoredOffsets(self.positions, self.stops, self.topic_ids)
 
     def after(self, plan: EpochPlan, name: str, highest: Mapping[str, int | None], clock: InputClock) -> InputState:
-        """The state after this epoch; `highest` are the event times that its rows reached, per `partition_id`.
+        """Return the state after this epoch; `highest` are the event times that its rows reached, per `partition_id`.
 
         The watermark that the rows imply is settled here, with the idle partitions of this plan. If all partitions are
         idle when the next plan is made, that watermark must not be forgotten (T1: a watermark never goes back). Nothing
@@ -292,7 +292,7 @@ class InputState:
         return InputState(positions, progress, stops, before.topic_ids, first_read, name in plan.unread, numbers)
 
     def _without_former(self, topic_ids: Mapping[str, str]) -> InputState:
-        """The state with these topic ids, and without what was stored about topics that had other ids."""
+        """Return the state with these topic ids, and without what was stored about topics that had other ids."""
         former = {topic for topic, new in topic_ids.items() if not new or new != self.topic_ids.get(topic, new)}
         ids = {topic: topic_id for topic, topic_id in {**self.topic_ids, **topic_ids}.items() if topic_id}
         positions, stops = (
@@ -358,7 +358,7 @@ def input_states(names: Iterable[str], record: JobRecord | None) -> dict[str, In
 
 
 def partition_id(ref: PartitionRef) -> str:
-    """The partition's name in its input's progress: unique within the input."""
+    """Return the partition's name in its input's progress: unique within the input."""
     return f"{ref.topic}/{ref.partition}"
 
 

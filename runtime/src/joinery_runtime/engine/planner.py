@@ -145,7 +145,7 @@ class Planner:
         return PlanResult(plan, status)
 
     def _choose_ranges(self, inputs: Inputs, snapshot: SourceSnapshot, paused: Collection[str]) -> list[Range]:
-        """What the next epoch reads. Nothing of a stream that would get ahead of its table (A4)."""
+        """Return what the next epoch reads. Nothing of a stream that would get ahead of its table (A4)."""
         tables, bounds = self._settings.tables, (*snapshot.bounds, *snapshot.waiting)
         waiting = streams_waiting_for_tables(bounds, inputs, tables, self._history.first_ends)
         ranges = self._cut_shares(inputs, snapshot, waiting, paused)
@@ -227,7 +227,7 @@ class Planner:
     def watermarks(
         self, inputs: Inputs, idle: Mapping[str, Collection[str]], ended: Collection[str], now_ms: int
     ) -> dict[str, InputProgress]:
-        """The watermarks that the rows read so far imply (T3), with idleness and ends applied."""
+        """Return the watermarks that the rows read so far imply (T3), with idleness and ends applied."""
         progress = {name: state.progress for name, state in inputs.items()}
         committed = max((value.idle_ms for value in progress.values()), default=0)
         idle_for = self._idleness.idle_for_ms(all_idle(progress, idle), now_ms, committed)
@@ -245,7 +245,7 @@ class Planner:
         return frozenset().union(*replaced)
 
     def pin(self, partitions: Iterable[PartitionRef]) -> bool:
-        """Holds these partitions until `unpin`. Returns False if another member has one of them; then holds none."""
+        """Hold these partitions until `unpin`. Returns False if another member has one of them; then holds none."""
         pinned = all(source.pin(refs) for _, source, refs in self._by_source(partitions))
         if not pinned:
             self.unpin({})
@@ -255,7 +255,7 @@ class Planner:
         return all(source.is_pinned() for source in self._sources.values())
 
     def unpin(self, inputs: Inputs) -> None:
-        """Ends the hold; `inputs` has the inputs' states if the epoch was committed, and is empty otherwise."""
+        """End the hold; `inputs` has the inputs' states if the epoch was committed, and is empty otherwise."""
         for name, source in self._sources.items():
             source.unpin(inputs[name].positions if name in inputs else {})
 
@@ -268,13 +268,13 @@ class Planner:
         return len(self._rejoined_at)
 
     def unavailability(self) -> Unavailable | None:
-        """The source that does not answer now, if there is one."""
+        """Return the source that does not answer now, if there is one."""
         return next(
             (error for source in self._sources.values() if (error := source.unavailability()) is not None), None
         )
 
     def other_store(self, own: StoreIdentity) -> StoreIdentity | None:
-        """The store of the driver that last committed offsets to a group of this job, if it is not `own`."""
+        """Return the store of the driver that last committed offsets to a group of this job, if it is not `own`."""
         stores = (source.committed_by() for source in self._sources.values())
         return next((store for store in stores if store is not None and store.id != own.id), None)
 
@@ -301,7 +301,8 @@ class Planner:
         self._sizes.observe(partition, records, size)
 
     def allowed_bytes(self, plan: EpochPlan) -> dict[PartitionRef, int]:
-        """The most bytes that reading each range of the plan may yield. A range that is not named has no limit."""
+        """Return the most bytes that reading each range of the plan may yield. A range that is not named has no
+        limit."""
         return allowed_bytes(plan.ranges, self._sizes, self._budget, self._estimate_records)
 
     def is_small(self, plan: EpochPlan) -> bool:
@@ -314,7 +315,7 @@ class Planner:
         )
 
     def smaller(self, plan: EpochPlan) -> EpochPlan | None:
-        """Returns the same epoch cut to the present budget; None if the plan is within it."""
+        """Return the same epoch cut to the present budget; None if the plan is within it."""
         smaller = smaller_plan(plan, self._sizes, self._budget, self._estimate_records, self._cut_range)
         tables = self._settings.tables
         return smaller if smaller is None or not tables else without_overtaking(smaller, plan, tables)
@@ -327,5 +328,5 @@ class Planner:
         return self._sources[planned.partition.input].cut(bounds, records)
 
     def rescale(self, shards: int) -> None:
-        """Sets the most shards of all epochs from the next plan on."""
+        """Set the most shards of all epochs from the next plan on."""
         self._settings = replace(self._settings, shards=shards)

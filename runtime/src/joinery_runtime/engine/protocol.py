@@ -26,7 +26,7 @@ class Action(Enum):
 
 
 def next_action(record: JobRecord) -> Action:
-    """What a driver that holds this record does next: it replays a plan for the next epoch, and ignores an older
+    """Return what a driver that holds this record does next: it replays a plan for the next epoch, and ignores an older
     one."""
     if record.plan is not None and record.plan["epoch"] == record.epoch + 1:
         return Action.REPLAY
@@ -55,7 +55,7 @@ Task = tuple[int, int]  # a step and a shard
 
 
 def choose_attempts(summaries: Iterable[tuple[Task, Summary]], steps: int, shards: int) -> Mapping[Task, Summary]:
-    """Returns one summary per step and shard. Spark returns one result per task; anything else breaks an invariant and
+    """Return one summary per step and shard. Spark returns one result per task; anything else breaks an invariant and
     must not be committed."""
     chosen: dict[Task, Summary] = {}
     for task, summary in summaries:
@@ -76,7 +76,7 @@ def _task_name(task: Task) -> str:
 
 
 def check_arrivals(outcome: EpochOutcome) -> None:
-    """Raises SourceError unless the shards got exactly what was read: a read task that ran twice must have given the
+    """Raise SourceError unless the shards got exactly what was read: a read task that ran twice must have given the
     same rows both times. The same holds for a step's task whose rows the next step has taken."""
     read = sum(r.rows for r in outcome.read.partitions)
     joined = sum(s.rows_in for s in outcome.shards.values())

@@ -120,7 +120,7 @@ class LateRecords:
 
     @classmethod
     def among(cls, candidates: Sequence[LateCandidates], late: Sequence[np.ndarray]) -> LateRecords | None:
-        """Selects the candidates that are late: `late` has the places that the step found, by side (`StepResult`).
+        """Select the candidates that are late: `late` has the places that the step found, by side (`StepResult`).
         Topics of one input may have records of equal partition and offset; their PARTITION differs."""
         late_offsets = [set(map(tuple, of_side.tolist())) for of_side in late]
         letters, counts = [], Counter[str]()

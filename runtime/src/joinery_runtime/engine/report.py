@@ -32,7 +32,7 @@ class StateSize:
 
     @classmethod
     def by_part(cls, segments: Iterable[SegmentMeta], parts: Iterable[str]) -> dict[str, StateSize]:
-        """The size of each part, its flags included."""
+        """Return the size of each part, its flags included."""
         part_segments: dict[str, list[SegmentMeta]] = {part: [] for part in parts}
         for segment in segments:
             part_segments.setdefault(segment.part.removesuffix(FLAGS), []).append(segment)
@@ -104,7 +104,7 @@ class Totals:
         return sum(counts.get("late", 0) for counts in self.dropped.values())
 
     def after(self, plan: EpochPlan, outcome: EpochOutcome, rows: Mapping[str, tuple[int, int]]) -> Totals:
-        """The totals with one more epoch; `rows` has each part's row count before and after it."""
+        """Return the totals with one more epoch; `rows` has each part's row count before and after it."""
         dropped = _count_dropped(outcome)
         return Totals(
             rows_in=_add_counts(self.rows_in, _rows_in(outcome)),
@@ -137,7 +137,7 @@ class Totals:
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> Totals:
-        """Reads the totals of the newest result. A result from a release that stored no totals counts as the first
+        """Read the totals of the newest result. A result from a release that stored no totals counts as the first
         epoch."""
         if "totals" in result:
             totals = dict(result["totals"])
@@ -230,7 +230,7 @@ def epoch_report(
 
 
 def result_json(plan: EpochPlan, outcome: EpochOutcome, totals: Totals) -> dict[str, Any]:
-    """The result document for the epoch log: counts, totals including this epoch, and the receipts that recovery
+    """Return the result document for the epoch log: counts, totals including this epoch, and the receipts that recovery
     publishes again."""
     dead = outcome.read.dead_letters
     return {
@@ -315,7 +315,7 @@ def disorder_of(outcome: EpochOutcome, inputs: Mapping[str, InputState]) -> dict
 
 
 def furthest(*behind: Mapping[str, int]) -> dict[str, int]:
-    """The highest of the numbers of each name."""
+    """Return the highest of the numbers of each name."""
     names = {name for counts in behind for name in counts}
     return {name: max(counts[name] for counts in behind if name in counts) for name in names}
 
@@ -339,12 +339,12 @@ class Rates:
         self._epochs: deque[tuple[float, float, Mapping[str, int]]] = deque()  # start, end, rows
 
     def add(self, now: float, seconds: float, rows: Mapping[str, int]) -> None:
-        """Adds an epoch that has just ended and took `seconds`."""
+        """Add an epoch that has just ended and took `seconds`."""
         self._epochs.append((now - seconds, now, rows))
         self._forget_old(now)
 
     def per_second(self, now: float) -> dict[str, float]:
-        """The rates by the names that `add` was given; a missing name had no epoch."""
+        """Return the rates by the names that `add` was given; a missing name had no epoch."""
         self._forget_old(now)
         if not self._epochs:
             return {}

@@ -44,9 +44,9 @@ class SourceStatus:
         return cls(snapshot.backlog, unassigned, paused, snapshot.beyond_end, finished)
 
     def of_one_run(self, snapshot: SourceSnapshot, inputs: Inputs) -> SourceStatus:
-        """The status for a run that reads up to where the inputs ended at its start. It is finished only once each
-        partition's position is committed, or the next run would apply `startFrom` again. A paused input does not count:
-        it waits for rows that this run does not read."""
+        """Return the status for a run that reads up to where the inputs ended at its start. It is finished only once
+        each partition's position is committed, or the next run would apply `startFrom` again. A paused input does not
+        count: it waits for rows that this run does not read."""
         finished = all(
             bound.partition.input in self.paused
             or bound.end_exclusive <= bound.start == inputs[bound.partition.input].positions.get(bound.partition)
@@ -102,8 +102,8 @@ class SourceSnapshot:
         return {name: at for name, at in reached.items() if at != END_OF_TIME}
 
     def unread_streams(self, inputs: Inputs, ranges: Collection[Range], tables: Collection[str]) -> tuple[str, ...]:
-        """The streams of which an epoch with these ranges leaves records unread. None at a table's first read, which
-        does not wait for streams (A4)."""
+        """Return the streams of which an epoch with these ranges leaves records unread. None at a table's first read,
+        which does not wait for streams (A4)."""
         if not tables or not all(inputs[name].first_read for name in tables):
             return ()
         streams = sorted(inputs.keys() - tables)
@@ -114,7 +114,7 @@ class SourceSnapshot:
 
 
 def stop_at_end(bound: Bounds, state: InputState) -> Bounds:
-    """Keeps an input that has ended at its end (T7): records added later would meet a watermark of +infinity."""
+    """Keep an input that has ended at its end (T7): records added later would meet a watermark of +infinity."""
     return replace(bound, end_exclusive=bound.start, final=True) if state.progress.ended else bound
 
 
@@ -148,7 +148,7 @@ def with_partitions(inputs: Inputs, bounds: Iterable[Bounds]) -> dict[str, Input
 
 
 def with_released(idle: Mapping[str, Collection[str]], bounds: Iterable[Bounds]) -> dict[str, Collection[str]]:
-    """The idle partitions by input, and those of branches that have ended, which hold nothing back either."""
+    """Return the idle partitions by input, and those of branches that have ended, which hold nothing back either."""
     released: dict[str, list[str]] = {}
     for bound in bounds:
         if bound.released:
@@ -160,7 +160,7 @@ def with_released(idle: Mapping[str, Collection[str]], bounds: Iterable[Bounds])
 
 
 def ended_inputs(bounds: Iterable[Bounds], sources: Iterable[str]) -> tuple[str, ...]:
-    """Inputs whose partitions have all been read to their final ends."""
+    """Return inputs whose partitions have all been read to their final ends."""
     by_input: dict[str, list[bool]] = {name: [] for name in sources}
     for bound in bounds:
         by_input[bound.partition.input].append(bound.final and bound.start >= bound.end_exclusive)
@@ -204,7 +204,7 @@ def _first_read(
 
 
 def unread_partitions(bounds: Iterable[Bounds], ranges: Iterable[Range] = ()) -> list[PartitionRef]:
-    """The partitions that have records which these ranges leave unread."""
+    """Return the partitions that have records which these ranges leave unread."""
     read_to = {r.partition: r.end_exclusive for r in ranges}
     return [bound.partition for bound in bounds if read_to.get(bound.partition, bound.start) < bound.end_exclusive]
 
@@ -231,7 +231,7 @@ def reads_ahead_of_tables(
 
 
 def without_overtaking(smaller: EpochPlan, plan: EpochPlan, tables: Collection[str]) -> EpochPlan:
-    """Returns the shortened form of a plan. If it reads less of a table, it joins nothing: the plan was to reach times
+    """Return the shortened form of a plan. If it reads less of a table, it joins nothing: the plan was to reach times
     with the table that it does not reach any more."""
     shortened = [new for new, old in zip(smaller.ranges, plan.ranges, strict=True) if new != old]
     streams = {planned.partition.input for planned in shortened} - set(tables)
@@ -280,7 +280,7 @@ class IdleClock:
         self._all_idle_at_ms: int | None = None
 
     def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None:
-        """Takes what can be read now. A partition with unread records is not at its end, even if they belong to an open
+        """Take what can be read now. A partition with unread records is not at its end, even if they belong to an open
         transaction, and neither is a partition that is not held. A partition missing from `bounds`, because it was
         deleted, is forgotten."""
         step = _elapsed_ms(self._observed_ms, now_ms)

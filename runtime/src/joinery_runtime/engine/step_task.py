@@ -83,7 +83,7 @@ class StepTask:
         self._loaded: dict[str, StateRun] = {}
 
     def run(self, arrivals: SideBatches, *, ordered: bool) -> Generator[pa.RecordBatch, None, StepOutcome | None]:
-        """Yields the rows that the kernel makes, then returns the outcome. Returns None if nothing arrived, nothing
+        """Yield the rows that the kernel makes, then return the outcome. Returns None if nothing arrived, nothing
         leaves, and there is nothing to rewrite. A repeated call yields the same rows."""
         arrived = any(rows is not None for rows in arrivals)
         groups_of = {side: self._to_merge(side) for side in self._sides}
@@ -130,7 +130,7 @@ class StepTask:
     # --- rows that come late ------------------------------------------------------------------------------------------
 
     def _late_figures(self, arrivals: SideBatches, result: StepResult) -> tuple[dict[int, int], dict[int, int]]:
-        """Returns `after_eviction` and `behind` of the outcome. Late rows are all older than the time from which the
+        """Return `after_eviction` and `behind` of the outcome. Late rows are all older than the time from which the
         state is complete, so subtracting them from the older rows leaves the accepted ones. The watermark of an input
         is never behind the one that a join hands on (N3). No delay keeps joined rows of an input that has ended."""
         older_rows, behind = dict(result.after_eviction), dict[int, int]()
@@ -169,7 +169,7 @@ class StepTask:
         return self._load_runs(side, self.sides[side])
 
     def _load_runs(self, side: int, segments: Sequence[SegmentMeta]) -> list[StateRun]:
-        """Returns the shard's own rows of these segments. Reads those that were not read yet."""
+        """Return the shard's own rows of these segments. Reads those that were not read yet."""
         spec, new = self._step.sides[side], [meta for meta in segments if meta.key not in self._loaded]
         for meta, segment_run in zip(new, self._cache.get(new), strict=True):
             rows = slice(0, len(segment_run)) if spec.broadcast else segment_run.rows_in(self._owned)
@@ -201,7 +201,7 @@ class StepTask:
         return groups
 
     def _merged_hashes(self, side: int) -> HashRange:
-        """The hashes whose segments this shard merges."""
+        """Return the hashes whose segments this shard merges."""
         return _EVERYWHERE if self._step.sides[side].broadcast else self._owned
 
     def _plan_rewrites(self, side: int, groups: Groups) -> list[_Rewrite]:
@@ -268,7 +268,7 @@ class StepTask:
 
 
 def _without_empty(run: StepRun) -> StepRun:
-    """The same rows without the batches of which a filter left nothing."""
+    """Yield the same rows without the batches of which a filter left nothing."""
     while True:
         try:
             batch = next(run)
@@ -280,7 +280,7 @@ def _without_empty(run: StepRun) -> StepRun:
 
 
 def _with_new_flags(state_run: StateRun, new_flags: Mapping[str, np.ndarray]) -> StateRun:
-    """The rows, with this epoch's new flags applied."""
+    """Return the rows, with this epoch's new flags applied."""
     if state_run.flagged is None or state_run.segment not in new_flags:
         return state_run
     flagged = state_run.flagged.copy()

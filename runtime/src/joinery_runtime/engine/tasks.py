@@ -61,7 +61,7 @@ class Threads:
         self._pool = ThreadPoolExecutor(count, "joinery") if count > 1 else None
 
     def merge(self, parts: Sequence[Iterator[T]]) -> Generator[T, None, None]:
-        """Yields the items of all parts as they come; each part runs in one thread. The first error ends all parts. It
+        """Yield the items of all parts as they come; each part runs in one thread. The first error ends all parts. It
         is raised only when none of them runs any more, because the next attempt may use what they used."""
         if self._pool is None or len(parts) < 2:
             for part in parts:
@@ -128,26 +128,29 @@ class WorkerProcesses:
     reads_all: bool = False
 
     def without_exchange(self, co_partitions: int, shards: int) -> WorkerProcesses:
-        """The same peers with these `co_partitions`, if every peer can get whole shards and whole partitions; else with
-        0."""
+        """Return the same peers with these `co_partitions`, if every peer can get whole shards and whole partitions;
+        else with 0."""
         separable = self.count > 1 and bool(co_partitions) and math.gcd(co_partitions, shards) >= self.count
         return replace(self, co_partitions=co_partitions if separable else 0)
 
     def each_reading_all(self, shards: int) -> WorkerProcesses:
-        """These peers, each of which reads all ranges. The same peers if there are too many for that, if they exchange
-        nothing anyway, or if one of them has no shard: fewer peers would have other shards than in other epochs."""
+        """Return these peers, each of which reads all ranges. The same peers if there are too many for that, if they
+        exchange nothing anyway, or if one of them has no shard: fewer peers would have other shards than in other
+        epochs."""
         all_read = 1 < self.count <= min(shards, _MOST_READING_ALL) and not self.co_partitions
         return replace(self, reads_all=all_read)
 
     def owner(self, shard: int, shards: int) -> int:
-        """The peer that owns a shard. The shard number `shards` stands for the reports of reading and of the steps."""
+        """Return the peer that owns a shard. The shard number `shards` stands for the reports of reading and of the
+        steps."""
         if shard == shards:
             return 0
         groups = math.gcd(self.co_partitions, shards)  # `shards` itself if the inputs are not co-partitioned
         return (shard * groups // shards) * self.count // groups
 
     def reader(self, partition: int, shards: int) -> int:
-        """The peer that owns the shards of a partition of co-partitioned inputs (see `core.table.partitioning`)."""
+        """Return the peer that owns the shards of a partition of co-partitioned inputs (see
+        `core.table.partitioning`)."""
         groups = math.gcd(self.co_partitions, shards)
         return (partition % self.co_partitions * groups // self.co_partitions) * self.count // groups
 
@@ -174,7 +177,7 @@ def deal_ranges(ranges: Sequence[Range], most: int) -> list[list[Range]]:
 
 
 def ranges_by_peer(work: EpochWork, peers: WorkerProcesses) -> list[list[Range]]:
-    """The ranges of each peer if the inputs are co-partitioned."""
+    """Return the ranges of each peer if the inputs are co-partitioned."""
     dealt: list[list[Range]] = [[] for _ in range(peers.count)]
     for planned in work.plan.ranges:
         dealt[peers.reader(planned.partition.partition, work.plan.shards)].append(planned)
@@ -185,7 +188,7 @@ def ranges_by_peer(work: EpochWork, peers: WorkerProcesses) -> list[list[Range]]
 
 
 def run_epoch(worker: TaskWorker, work: EpochWork, attempt: str, threads: Threads) -> EpochOutcome:
-    """Runs all of an epoch in its only peer."""
+    """Run all of an epoch in its only peer."""
     blocks = run_share(worker, work, work.plan.ranges, range(work.plan.shards), attempt, threads)
     reports = [block for block in blocks if isinstance(block, ReadReport | LateRecords)]
     return outcome(worker.collect(work, reports, attempt), blocks, worker.steps, work.plan.shards)
@@ -199,7 +202,7 @@ def run_share(
     attempt: str,
     threads: Threads,
 ) -> Collection[Block]:
-    """Reads these ranges, runs all steps of the peer's own shards, and returns the reports. Raises JoineryError if a
+    """Read these ranges, run all steps of the peer's own shards, and return the reports. Raises JoineryError if a
     row belongs to another peer's shard, because that peer would never see it."""
     shards = work.plan.shards
     inbox = sorted_by_shard(read_ranges(worker, work, ranges, threads))
@@ -216,7 +219,7 @@ def run_share(
 
 
 def outcome(read: ReadSummary, reports: Iterable[object], steps: int, shards: int) -> EpochOutcome:
-    """Makes the outcome of the read summary and the shard summaries among the reports."""
+    """Make the outcome of the read summary and the shard summaries among the reports."""
     summaries = [((report.step, report.shard), report) for report in reports if isinstance(report, ShardSummary)]
     return EpochOutcome(read, choose_attempts(summaries, steps, shards))
 
@@ -231,7 +234,7 @@ def read_ranges(
 def read_own_rows(
     worker: TaskWorker, work: EpochWork, peers: WorkerProcesses, peer: int, threads: Threads
 ) -> Generator[Sent, None, None]:
-    """Reads all ranges, and keeps what a peer's own shards get. The peer that owns the reports keeps those of all
+    """Read all ranges, and keep what a peer's own shards get. The peer that owns the reports keeps those of all
     ranges, so that it can collect the dead letters."""
     shards = work.plan.shards
     for shard, block in read_ranges(worker, work, work.plan.ranges, threads):
@@ -248,14 +251,14 @@ def run_step(
     attempt: str,
     threads: Threads,
 ) -> Generator[Sent, None, None]:
-    """Runs a step of these shards, each on its blocks of the inbox, which it empties. Passes reports on unchanged."""
+    """Run a step of these shards, each on its blocks of the inbox, which it empties. Passes reports on unchanged."""
     steps = [worker.step(work, step, shard, _drain_blocks(inbox[shard]), attempt) for shard in shards]
     yield from threads.merge(steps)
     yield from ((work.plan.shards, report) for report in _drain_blocks(inbox[work.plan.shards]))
 
 
 def _drain_blocks(blocks: deque[Block]) -> Iterator[Block]:
-    """Yields the blocks and removes each, so that a block that a step has taken takes no memory here too."""
+    """Yield the blocks and remove each, so that a block that a step has taken takes no memory here too."""
     while blocks:
         yield blocks.popleft()
 
@@ -283,5 +286,5 @@ class LocalHost:
         return run_epoch(self._worker, work, f"local{self._attempts}", self._threads)
 
     def close(self) -> None:
-        """Ends the host's threads."""
+        """End the host's threads."""
         self._threads.close()

@@ -134,7 +134,7 @@ class Worker:
     # --- read -------------------------------------------------------------------------------------------------------
 
     def read(self, work: EpochWork, ranges: Iterable[Range], lane: int = 0) -> Iterator[Sent]:
-        """Reads and prepares the ranges. Yields blocks for the shards, records that may be late, and a report of each
+        """Read and prepare the ranges. Yields blocks for the shards, records that may be late, and a report of each
         range. `lane` is the caller's (`InputAccess`). Raises SourceError, and PlanTooLarge when a range has more bytes
         than `work.allowed`."""
         by_input: dict[str, list[Range]] = {}
@@ -148,7 +148,7 @@ class Worker:
             yield from self._read_input(work, name, of_input, lane)
 
     def _read_input(self, work: EpochWork, name: str, ranges: Sequence[Range], lane: int) -> Iterator[Sent]:
-        """Reads ranges of one input. Small ranges share blocks, so that hundreds of partitions make no more blocks than
+        """Read ranges of one input. Small ranges share blocks, so that hundreds of partitions make no more blocks than
         one."""
         plan = work.plan
         reader, decoder = self._parts.inputs.reader(name, lane), self._parts.inputs.decoder(name, lane)
@@ -233,7 +233,7 @@ class Worker:
             yield shard, LateCandidates.of(spec, event_time, raw, cut, late)
 
     def _may_lack_values(self, name: str, raw: RawBatch, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
-        """The records of a table that lack values, which an earlier version of their key may have."""
+        """Yield the records of a table that lack values, which an earlier version of their key may have."""
         if UNAVAILABLE not in rows.schema.names or rows.column(UNAVAILABLE).null_count == rows.num_rows:
             return
         spec = self._pipeline.input(name)
@@ -243,7 +243,7 @@ class Worker:
     # --- step -------------------------------------------------------------------------------------------------------
 
     def step(self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str) -> Iterator[Sent]:
-        """Runs step `number` of a shard. Yields what the next step needs, blocks of later steps unchanged, and last the
+        """Run step `number` of a shard. Yields what the next step needs, blocks of later steps unchanged, and last the
         step's summary, addressed to the reports. Raises MisreadInput in the first step, before anything is written."""
         if number == len(self._pipeline.steps):
             yield from self._write_routed(work, shard, blocks, attempt)
@@ -277,7 +277,7 @@ class Worker:
         output_limit = OutputLimit(self._row_limit(step, work.plan), step)
 
         def make() -> Generator[pa.RecordBatch, None, _StagedOutcome | None]:
-            """Makes the rows, and at the end of the first pass stages the segments. So they are staged once, and are
+            """Make the rows, and at the end of the first pass stages the segments. So they are staged once, and are
             durable before any output of the shard can be visible."""
             batches = task.run(arrivals, ordered=self._parts.ordered or not last)
             text = partial(step_text, step, shard, work)
@@ -326,7 +326,7 @@ class Worker:
         return limit.at_most(plan.row_limits)
 
     def _evict_unneeded(self, work: EpochWork) -> None:
-        """Drops cache entries that no epoch needs any more. This happens once per epoch, before any shard takes a
+        """Drop cache entries that no epoch needs any more. This happens once per epoch, before any shard takes a
         segment: until the next epoch the caches only gain entries, which several threads may do at once."""
         with self._retain_lock:
             if self._evicted_in == (work.generation, work.plan.epoch):
@@ -343,7 +343,7 @@ class Worker:
             self._evicted_in = (work.generation, work.plan.epoch)
 
     def _note_put_off(self, key: tuple[int, int], ended: _StagedOutcome | None) -> None:
-        """Notes whether merges were put off, so that the shard's next epochs resume them. A process that does not
+        """Note whether merges were put off, so that the shard's next epochs resume them. A process that does not
         know of it leaves them to the next checkpoint."""
         if ended is not None and ended.done.put_off:
             self._compaction_pending.add(key)
@@ -393,7 +393,7 @@ class Worker:
     def _count_hot_keys(
         self, work: EpochWork, step: StepSpec, shard: int, task: StepTask
     ) -> tuple[KeyRows, ...] | None:
-        """Counts the hot keys at checkpoints, and once before, so that users need not wait for the first checkpoint.
+        """Count the hot keys at checkpoints, and once before, so that users need not wait for the first checkpoint.
         That earlier count needs all of the shard's segments in the cache: the first epoch after a recovery must not
         read segments only to count keys."""
         key = (step.number, shard)
@@ -409,7 +409,7 @@ class Worker:
     def _hand_on(
         self, number: int, rows: ReplayableBatches[Any], shard: int, work: EpochWork
     ) -> Generator[Sent, None, int]:
-        """Yields blocks for step `number`, and returns how many rows they hold. `shard` is the one that has made
+        """Yield blocks for step `number`, and return how many rows they hold. `shard` is the one that has made
         them."""
         handed, routing = 0, self._parts.routing
         step = self._pipeline.steps[number] if number < len(self._pipeline.steps) else None
@@ -431,7 +431,7 @@ class Worker:
         return handed
 
     def _write_routed(self, work: EpochWork, shard: int, blocks: Iterable[Block], attempt: str) -> Iterator[Sent]:
-        """Writes the rows that are routed to a shard, and yields its summary."""
+        """Write the rows that are routed to a shard, and yield its summary."""
         batches = [block.rows for block in blocks if isinstance(block, RowBlock)]
         number, count = len(self._pipeline.steps), sum(batch.num_rows for batch in batches)
         summary = ShardSummary(number, shard, rows_taken=count)
@@ -486,7 +486,7 @@ class Worker:
     # --- collect ----------------------------------------------------------------------------------------------------
 
     def collect(self, work: EpochWork, reports: Iterable[ReadReport | LateRecords], attempt: str) -> ReadSummary:
-        """Writes the dead letters of an epoch under the attempt's name, where the job has an output for them, and sums
+        """Write the dead letters of an epoch under the attempt's name, where the job has an output for them, and sum
         up what was read."""
         listed = list(reports)
         dead = [report.dead for report in listed if report.dead is not None]
@@ -521,7 +521,7 @@ class _Arrived:
         (self.read if block.read else self.joined)[block.side] += block.rows.num_rows
 
     def rows(self) -> SideBatches:
-        """Returns all rows, and drops the blocks: otherwise a shard's arrivals would be in memory twice."""
+        """Return all rows, and drop the blocks: otherwise a shard's arrivals would be in memory twice."""
         batches, self._batches = self._batches, []
         return tuple(concat(side_batches) if side_batches else None for side_batches in batches)
 
@@ -535,9 +535,9 @@ class _StagedOutcome:
 
 
 def _dropped_rows(step: StepSpec, result: StepResult, counted: Sequence[int]) -> dict[str, Mapping[str, int]]:
-    """Dropped rows by input and reason. Rows of the step before count for the input whose event time they have (S8).
-    `counted` are the sides whose rows this shard counts. Failed pairs, and rows that the step's filter
-    left out, count for the right side, which is always an input; of an aggregate, for the input whose time counts."""
+    """Return dropped rows by input and reason. Rows of the step before count for the input whose event time they have
+    (S8). `counted` are the sides whose rows this shard counts. Failed pairs, and rows that the step's filter left out,
+    count for the right side, which is always an input; of an aggregate, for the input whose time counts."""
     dropped = {step.sides[side].time: result.dropped[side] for side in counted if result.dropped[side]}
     if result.failed:
         right = step.sides[-1].time

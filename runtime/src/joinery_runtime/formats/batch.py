@@ -84,14 +84,14 @@ class RawBatch:
         )
 
     def part(self, start: int, stop: int | None = None) -> RawBatch:
-        """The records from position `start` up to `stop`, as in a slice."""
+        """Return the records from position `start` up to `stop`, as in a slice."""
         first, last, _ = slice(start, stop).indices(len(self.offsets))
         return self._select(
             self.offsets[start:stop], lambda column: column.slice(first, max(0, last - first)), lambda at: at + start
         )
 
     def take(self, positions: np.ndarray) -> RawBatch:
-        """The records at these positions (int64[n], ascending) of the batch."""
+        """Return the records at these positions (int64[n], ascending) of the batch."""
         chosen = pa.array(positions)
         return self._select(self.offsets[positions], lambda column: column.take(chosen), lambda at: positions[at])
 

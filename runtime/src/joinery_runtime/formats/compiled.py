@@ -25,7 +25,8 @@ _PACKAGE = "joinery_runtime.formats.kernels"
 
 @functools.cache
 def kernels(name: str) -> ModuleType | None:
-    """The compiled module `name` of `formats.kernels`. None if it cannot be compiled, which is logged once per process.
+    """Return the compiled module `name` of `formats.kernels`. None if it cannot be compiled, which is logged once per
+    process.
 
     The first call takes about 0.4 seconds of CPU if the machine code is cached, else some seconds.
     """

@@ -32,7 +32,7 @@ _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{
 
 
 def decimal_of(unscaled: bytes, scale: int) -> Decimal:
-    """The number of a Connect Decimal. Raises ValueError if it is longer than any column."""
+    """Return the number of a Connect Decimal. Raises ValueError if it is longer than any column."""
     if len(unscaled) > MOST_DECIMAL_BYTES or abs(scale) > _MOST_SCALE:
         raise ValueError(f"a decimal of {len(unscaled):,} bytes and scale {scale}")
     digits = str(abs(number := int.from_bytes(unscaled, signed=True)))
@@ -40,14 +40,15 @@ def decimal_of(unscaled: bytes, scale: int) -> Decimal:
 
 
 def decimal_in_base64(text: str, scale: int) -> Decimal:
-    """The number of a Connect Decimal as JSON has it. Raises ValueError if the text is not one."""
+    """Return the number of a Connect Decimal as JSON has it. Raises ValueError if the text is not one."""
     if not text or len(text) > 2 * MOST_DECIMAL_BYTES or not _BASE64.fullmatch(text):
         raise ValueError("no base64")
     return decimal_of(base64.b64decode(text), scale)
 
 
 def variable_decimal(value: Any) -> Decimal:
-    """The number of an object with a scale and a value, in bytes or in base64. Raises ValueError if it is not one."""
+    """Return the number of an object with a scale and a value, in bytes or in base64. Raises ValueError if it is not
+    one."""
     scale, unscaled = (value.get("scale"), value.get("value")) if isinstance(value, dict) else (None, None)
     if type(scale) is int and isinstance(unscaled, bytes):
         return decimal_of(unscaled, scale)
@@ -57,7 +58,8 @@ def variable_decimal(value: Any) -> Decimal:
 
 
 def decimal_hint(value: object) -> str:
-    """What to do about a value that is no number and may be one of Connect's decimals; "" if it cannot be one."""
+    """Return what to do about a value that is no number and may be one of Connect's decimals; "" if it cannot be
+    one."""
     try:
         if isinstance(value, str):
             if _NUMBER.fullmatch(value):
@@ -75,14 +77,14 @@ def decimal_hint(value: object) -> str:
 
 
 def name_in_json(schema: Any, path: Path) -> str | None:
-    """The type name of the value at this path, by the schema that comes with a JSON payload."""
+    """Return the type name of the value at this path, by the schema that comes with a JSON payload."""
     field_schema = _in_json(schema, path)
     name = field_schema.get("name") if field_schema is not None else None
     return name if isinstance(name, str) else None
 
 
 def scale_in_json(schema: Any, path: Path) -> int | None:
-    """The scale of the Connect Decimal at this path, by the schema that comes with a JSON payload; None if it is
+    """Return the scale of the Connect Decimal at this path, by the schema that comes with a JSON payload; None if it is
     none."""
     field_schema = _in_json(schema, path)
     if field_schema is None or field_schema.get("name") != DECIMAL:
@@ -111,13 +113,14 @@ def _in_json(schema: Any, path: Path) -> Mapping[str, Any] | None:
 
 
 def name_in_avro(schema: Any, path: Path) -> str | None:
-    """The type name of the value at this path, by a schema that fastavro has parsed."""
+    """Return the type name of the value at this path, by a schema that fastavro has parsed."""
     type_schema = _in_avro(schema, path, named_schemas(schema))
     return None if type_schema is None else type_schema.get("connect.name")
 
 
 def scale_in_avro(schema: Any, path: Path) -> int | None:
-    """The scale of the Connect Decimal at this path, by a schema that fastavro has parsed; None if it is none."""
+    """Return the scale of the Connect Decimal at this path, by a schema that fastavro has parsed; None if it is
+    none."""
     type_schema = _in_avro(schema, path, named_schemas(schema))
     if type_schema is None or type_schema.get("connect.name") != DECIMAL:
         return None
@@ -125,7 +128,7 @@ def scale_in_avro(schema: Any, path: Path) -> int | None:
 
 
 def named_schemas(schema: Any) -> Mapping[str, Any]:
-    """The types that a schema defines, as fastavro has parsed it. Each branch of a union has its own."""
+    """Return the types that a schema defines, as fastavro has parsed it. Each branch of a union has its own."""
     named: dict[str, Any] = {}
     for branch in schema if isinstance(schema, list) else [schema]:
         named |= branch.get("__named_schemas", {}) if isinstance(branch, dict) else {}

@@ -39,12 +39,12 @@ _SHOWN = 60  # characters of a bad value that a reason quotes
 
 
 def convert(column: str, text: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
-    """Reads a text column as `target`. Returns the column, and at most one fault: the rows that could not be read."""
+    """Read a text column as `target`. Returns the column, and at most one fault: the rows that could not be read."""
     return checked(column, text, _reader_of(target)(text), target)
 
 
 def convert_with_comma(column: str, text: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
-    """Reads numbers with a decimal comma. A point is a fault: it may be one of thousands."""
+    """Read numbers with a decimal comma. A point is a fault: it may be one of thousands."""
     point = _apply_expression(
         text, pl.when(~_T.str.contains(".", literal=True)).then(_T.str.replace(",", ".", literal=True))
     )
@@ -52,19 +52,19 @@ def convert_with_comma(column: str, text: pl.Series, target: pa.DataType) -> tup
 
 
 def narrow(column: str, numbers: pl.Series) -> tuple[pa.Array, list[Fault]]:
-    """Converts doubles to 32-bit floats. Returns the column, and at most one fault: finite numbers that overflow."""
+    """Convert doubles to 32-bit floats. Returns the column, and at most one fault: finite numbers that overflow."""
     return checked(column, numbers, _to_float32(numbers), pa.float32())
 
 
 def in_range(column: str, times: pl.Series) -> tuple[pa.Array, list[Fault]]:
-    """Converts milliseconds since the epoch to timestamps. Returns the column, and at most one fault: times that
+    """Convert milliseconds since the epoch to timestamps. Returns the column, and at most one fault: times that
     probably count seconds, or outside the years 1 to 9999."""
     # Reasons quote numbers as text, as they do among RFC 3339 times: a reason does not depend on a record's neighbours.
     return checked(column, times.cast(pl.String), _drop_seconds(times), pa.timestamp("ms", tz="UTC"))
 
 
 def checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
-    """Returns the converted column, and at most one fault: the rows that have a value `before` and none `after`."""
+    """Return the converted column, and at most one fault: the rows that have a value `before` and none `after`."""
     typed = after.to_arrow().cast(target)
     if typed.null_count == before.null_count():
         return typed, []
@@ -73,7 +73,7 @@ def checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataTyp
 
 
 def fault(column: str, value: object, target: pa.DataType) -> str:
-    """The reason why a value does not fit a column."""
+    """Return the reason why a value does not fit a column."""
     number = int(value) if isinstance(value, str) and _INTEGER.match(value) else 0
     if pa.types.is_timestamp(target) and SECONDS_2000 <= number < SECONDS_2100:
         moment = datetime.fromtimestamp(number, UTC).date()
@@ -108,7 +108,7 @@ def fault(column: str, value: object, target: pa.DataType) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as quoted in reasons."""
+    """Return a value as quoted in reasons."""
     text = repr(value)
     return text[:_SHOWN] + "..." if len(text) > _SHOWN else text
 
@@ -142,7 +142,7 @@ _T = pl.col("t")
 
 
 def _read_timestamps(text: pl.Series) -> pl.Series:
-    """Reads a mix of integer milliseconds and RFC 3339 text as milliseconds since the epoch; null for anything else."""
+    """Read a mix of integer milliseconds and RFC 3339 text as milliseconds since the epoch; null for anything else."""
     numbers = text.cast(pl.Int64, strict=False)
     if numbers.null_count() == text.null_count():
         return _drop_seconds(numbers)
@@ -165,7 +165,7 @@ def _drop_seconds(numbers: pl.Series) -> pl.Series:
 
 
 def in_years(times: pl.Series) -> pl.Series:
-    """Replaces times outside the years 1 to 9999 by null."""
+    """Replace times outside the years 1 to 9999 by null."""
     if times.is_between(YEAR_1, YEAR_9999_END).all():
         return times
     return _apply_expression(times, pl.when(_T.is_between(YEAR_1, YEAR_9999_END)).then(_T))
@@ -178,7 +178,7 @@ def _read_doubles(text: pl.Series) -> pl.Series:
 
 
 def _to_float32(numbers: pl.Series) -> pl.Series:
-    """Converts doubles to 32-bit floats; null where a finite number overflows."""
+    """Convert doubles to 32-bit floats; null where a finite number overflows."""
     overflowed = _T.is_finite() & _T.cast(pl.Float32).is_infinite()
     return _apply_expression(numbers, pl.when(~overflowed).then(_T.cast(pl.Float32)))
 

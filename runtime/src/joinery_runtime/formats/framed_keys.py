@@ -27,15 +27,15 @@ class FramedKeys:
         self._schemas: Schemas | None = None
 
     def json(self, decoder: ByValue) -> ByValue:
-        """A decoder that gives keys that are objects to `decoder`, as JSON."""
+        """Return a decoder that gives keys that are objects to `decoder`, as JSON."""
         return _Unframed(decoder, self._unframe_json)
 
     def text(self, decoder: ByValue) -> ByValue:
-        """A decoder that gives keys that are single values to `decoder`, as text. An object's text is JSON."""
+        """Return a decoder that gives keys that are single values to `decoder`, as text. An object's text is JSON."""
         return _Unframed(decoder, self._unframe_text)
 
     def _unframe_json(self, key: bytes) -> bytes:
-        """A framed key as JSON. Raises RejectedRecord."""
+        """Return a framed key as JSON. Raises RejectedRecord."""
         value = key[FRAME:]
         if value.startswith(b"{") and is_json(value):
             return value

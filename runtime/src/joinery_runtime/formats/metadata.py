@@ -67,7 +67,7 @@ class MetadataDecoder:
 
 
 def _of_keys(decoder: ByValue, keys: pa.BinaryArray) -> tuple[pa.Table, list[Fault]]:
-    """Returns the columns of all keys, and the keys that `decoder` cannot read."""
+    """Return the columns of all keys, and the keys that `decoder` cannot read."""
     decoded = decoder.decode(keys)
     rows, is_readable = decoded.in_place(len(keys))
     return rows, [(~is_readable, [f"record key: {bad.reason}" for bad in decoded.bad])] if decoded.bad else []
@@ -81,7 +81,7 @@ class _Bytes(ByValue):
 
 
 def _metadata_column(raw: RawBatch, index: IntArray, column: Column, field: pa.Field) -> tuple[pa.Array, list[Fault]]:
-    """Returns a column for the records at these places of the batch, and the records whose value does not fit."""
+    """Return a column for the records at these places of the batch, and the records whose value does not fit."""
     match column.origin:
         case "timestamp":
             assert raw.timestamps is not None, "a Kafka reader gives timestamps"
@@ -101,7 +101,7 @@ def _metadata_column(raw: RawBatch, index: IntArray, column: Column, field: pa.F
 
 
 def _read_text(field: pa.Field, values: pa.BinaryArray) -> tuple[pa.Array, list[Fault]]:
-    """Returns the bytes unchanged for a binary column, else read as text by `convert`."""
+    """Return the bytes unchanged for a binary column, else read as text by `convert`."""
     if pa.types.is_binary(field.type):
         return values, []
     text, garbled_faults = read_utf8(field.name, values)

@@ -48,8 +48,8 @@ _lock = threading.Lock()
 
 
 def files_of(path: str) -> list[str]:
-    """The files that a path stands for, in order: itself, a directory's files that are not hidden, or those that match
-    a pattern (`*`, `?`, `[abc]`, `**` for any directories). Raises SourceError if there are none."""
+    """Return the files that a path stands for, in order: itself, a directory's files that are not hidden, or those that
+    match a pattern (`*`, `?`, `[abc]`, `**` for any directories). Raises SourceError if there are none."""
     if Path(path).is_dir():
         files = [str(file) for file in Path(path).iterdir() if file.is_file() and file.name[0] not in "._"]
     elif Path(path).is_file() or not glob.has_magic(path):
@@ -78,7 +78,7 @@ def files_of(path: str) -> list[str]:
 
 @contextmanager
 def of_input(name: str, field: str = "file.path") -> Iterator[None]:
-    """Adds the input's name to SourceErrors of the block, which name the file. The job has the path in `field`."""
+    """Add the input's name to SourceErrors of the block, which name the file. The job has the path in `field`."""
     try:
         yield
     except SourceError as error:
@@ -92,7 +92,7 @@ def of_input(name: str, field: str = "file.path") -> Iterator[None]:
 
 
 def stamp_of(path: str) -> tuple[str, int, int]:
-    """A value that changes when the file does. Raises SourceError if the file cannot be read."""
+    """Return a value that changes when the file does. Raises SourceError if the file cannot be read."""
     with readable(path):
         stat = Path(path).stat()
         return path, stat.st_mtime_ns, stat.st_size
@@ -100,7 +100,7 @@ def stamp_of(path: str) -> tuple[str, int, int]:
 
 @contextmanager
 def opened(path: str) -> Iterator[Bytes]:
-    """Maps the file's bytes, unpacked, into memory. Raises SourceError."""
+    """Map the file's bytes, unpacked, into memory. Raises SourceError."""
     with readable(path), Path(path).open("rb") as file:
         beginning = file.read(6)
         for magic, description in _OTHERS.items():
@@ -117,14 +117,14 @@ def means(path: str, file: str) -> bool:
 
 
 def _map_file(file: IO[bytes]) -> Bytes:
-    """Maps a file. The mapping is not closed explicitly: it goes with the last array that refers to it."""
+    """Map a file. The mapping is not closed explicitly: it goes with the last array that refers to it."""
     size = file.seek(0, io.SEEK_END)
     return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b"", dtype=np.uint8)
 
 
 @contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Turns errors of the file system in the block into SourceErrors that name the file."""
+    """Turn errors of the file system in the block into SourceErrors that name the file."""
     try:
         yield
     except OSError as error:
@@ -136,7 +136,7 @@ def readable(path: str) -> Iterator[None]:
 
 
 def require_planned(path: str, units: str, start: int, end: int) -> None:
-    """Raises SourceError if a file is missing that an epoch reads from `start` to `end`."""
+    """Raise SourceError if a file is missing that an epoch reads from `start` to `end`."""
     if not Path(path).exists():
         raise SourceError(
             f"The input file {path} is not there any more",

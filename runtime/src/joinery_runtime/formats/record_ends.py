@@ -29,8 +29,8 @@ Flags = npt.NDArray[np.bool_]
 
 
 def line_end_of(data: Bytes, cut: Cut) -> int:
-    """The byte with which the file's lines end: CR only where a line ends with it and no line as long as any record
-    ends with LF."""
+    """Return the byte with which the file's lines end: CR only where a line ends with it and no line as long as any
+    record ends with LF."""
     data, size = skip_bom(data), SAMPLE
     while True:
         sample = data[:size]
@@ -48,7 +48,7 @@ def line_end_of(data: Bytes, cut: Cut) -> int:
 
 
 def next_line_end(data: Bytes, start: int, stop: int, line_end: int) -> int:
-    """The end of the line that contains byte `start`: after its line end, or `stop`."""
+    """Return the end of the line that contains byte `start`: after its line end, or `stop`."""
     for at in range(start, stop, _SCAN):
         breaks = np.flatnonzero(data[at : min(at + _SCAN, stop)] == line_end)
         if len(breaks):
@@ -108,7 +108,7 @@ def _between_fields(signs: Bytes, cut: Cut) -> Flags:
 def _find_quoted(
     quotes: Positions, opens: Flags, closes: Flags, size: int, *, complete: bool
 ) -> tuple[list[tuple[int, int]], int]:
-    """Returns the first and the last quote of each quoted field, and up to which byte of the chunk that is certain."""
+    """Return the first and the last quote of each quoted field, and up to which byte of the chunk that is certain."""
     spans: list[tuple[int, int]] = []
     at, positions, may_close = 0, quotes.tolist(), closes.tolist()
     for opening in np.flatnonzero(opens).tolist():

@@ -74,13 +74,13 @@ class Decoded:
     left_out: LeftOut | None = None
 
     def at(self, positions: IntArray) -> Decoded:
-        """The same result for a larger batch, in which the records are at these places (ascending)."""
+        """Return the same result for a larger batch, in which the records are at these places (ascending)."""
         bad = [BadRecord(int(positions[record.index]), record.reason) for record in self.bad]
         left_out = self.left_out and replace(self.left_out, index=positions[self.left_out.index])
         return replace(self, index=positions[self.index], bad=bad, left_out=left_out)
 
     def in_place(self, count: int) -> tuple[pa.Table, BoolArray]:
-        """Returns one row for each of `count` records, and bool[count]: which were decoded. The other rows are null."""
+        """Return one row for each of `count` records, and bool[count]: which were decoded. The other rows are null."""
         back = np.full(count, -1, np.int64)
         back[self.index] = np.arange(len(self.index))
         return self.rows.take(pa.array(back, mask=back < 0)), back >= 0
@@ -121,7 +121,7 @@ class FormatDecoder(ABC):
     @classmethod
     @abstractmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
-        """Makes a decoder of the input's records into rows of `schema`: the input's columns, and DELETE_FIELD for a
+        """Make a decoder of the input's records into rows of `schema`: the input's columns, and DELETE_FIELD for a
         table if the format tells deletions. Raises SourceError if an input file does not fit the schema."""
 
     @abstractmethod
@@ -129,7 +129,7 @@ class FormatDecoder(ABC):
 
 
 def records_of(raw: RawBatch, positions: Sequence[int]) -> pa.BinaryArray:
-    """The original records at these positions of the batch. Rows of a columnar file become JSON."""
+    """Return the original records at these positions of the batch. Rows of a columnar file become JSON."""
     chosen = pa.array(positions, pa.int64())
     if raw.columns is None:
         return raw.values.take(chosen)
@@ -144,7 +144,7 @@ class GarbledText(bytes):
 
 
 def python_values(values: pa.Array) -> list[Any]:
-    """Converts an array to Python values. Values that Python cannot hold (nanoseconds, the year 10000) become text, and
+    """Convert an array to Python values. Values that Python cannot hold (nanoseconds, the year 10000) become text, and
     text that is not UTF-8 becomes bytes, inside of structs and lists too."""
     try:
         converted: list[Any] = values.to_pylist()
@@ -175,13 +175,13 @@ def _python_value(scalar: pa.Scalar) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """Encodes a Python value as JSON. Types that JSON lacks become text: times as RFC 3339, decimals with their digits,
+    """Encode a Python value as JSON. Types that JSON lacks become text: times as RFC 3339, decimals with their digits,
     bytes in base64."""
     return _JSON.encode(value)
 
 
 def text_in_json(value: Any) -> str:
-    """The text that stands in JSON for a value whose type JSON lacks."""
+    """Return the text that stands in JSON for a value whose type JSON lacks."""
     match value:
         case datetime():
             return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
@@ -209,7 +209,7 @@ _JSON = json.JSONEncoder(default=text_in_json, ensure_ascii=False)
 
 
 def drop_rows(rows: pa.Table, index: IntArray, faults: Sequence[Fault]) -> Decoded:
-    """Drops the rows of each fault. A row of several faults gets the first one's reason."""
+    """Drop the rows of each fault. A row of several faults gets the first one's reason."""
     if not faults:
         return Decoded(rows, index, [])
     bad: dict[int, str] = {}
@@ -224,7 +224,7 @@ def drop_rows(rows: pa.Table, index: IntArray, faults: Sequence[Fault]) -> Decod
 
 
 def with_bad(decoded: Decoded, extra: Sequence[BadRecord]) -> Decoded:
-    """Adds bad records, and keeps them in ascending order."""
+    """Add bad records, and keep them in ascending order."""
     if not extra:
         return decoded
     return replace(decoded, bad=sorted([*decoded.bad, *extra], key=lambda record: record.index))
@@ -248,7 +248,7 @@ def merged(first: Decoded, second: Decoded) -> Decoded:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Reads a Protobuf varint. Returns the number and the position after it. Raises ValueError if it does not end
+    """Read a Protobuf varint. Returns the number and the position after it. Raises ValueError if it does not end
     within ten bytes."""
     number = shift = 0
     while at < len(data) and shift < 70:
@@ -263,7 +263,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 def in_pieces(
     decode: Callable[[pa.BinaryArray, IntArray], Decoded], values: pa.BinaryArray, index: IntArray, size: int
 ) -> Decoded:
-    """Decodes `size` records at a time and joins the results, to narrow a batch down to its bad records."""
+    """Decode `size` records at a time and join the results, to narrow a batch down to its bad records."""
     starts = range(0, len(values), size)
     parts = [decode(values[start : start + size], index[start : start + size]) for start in starts]
     rows = pa.concat_tables(part.rows for part in parts)
@@ -271,7 +271,8 @@ def in_pieces(
 
 
 def unreadable(error: BaseException) -> str:
-    """The reason of a record at which a library has failed with this error, which may quote all of the record."""
+    """Return the reason of a record at which a library has failed with this error, which may quote all of the
+    record."""
     words = " ".join(str(error).split())
     return f"it cannot be read: {type(error).__name__}: {words[:_QUOTED]}{'...' if len(words) > _QUOTED else ''}"
 
@@ -284,7 +285,7 @@ def all_bad(index: IntArray, reason: str) -> list[BadRecord]:
 def set_aside(
     values: pa.BinaryArray, index: IntArray, unusable: pa.BooleanArray, reason: str
 ) -> tuple[pa.BinaryArray, IntArray, list[BadRecord]]:
-    """Removes the records that are `unusable`. Returns the others, their positions, and the removed ones as bad."""
+    """Remove the records that are `unusable`. Returns the others, their positions, and the removed ones as bad."""
     if not pc.any(unusable).as_py():
         return values, index, []
     mask = unusable.to_numpy(zero_copy_only=False)
@@ -306,7 +307,7 @@ def not_utf8(values: pa.BinaryArray) -> pa.BooleanArray:
 
 
 def read_utf8(column: str, values: pa.BinaryArray) -> tuple[pa.StringArray, list[Fault]]:
-    """Reads bytes as text. Returns the text, and at most one fault: the rows that are not UTF-8, where it is null."""
+    """Read bytes as text. Returns the text, and at most one fault: the rows that are not UTF-8, where it is null."""
     garbled = not_utf8(values).to_numpy(zero_copy_only=False)
     text = pc.if_else(pa.array(garbled), pa.scalar(None, pa.binary()), values).cast(pa.string())
     return text, not_utf8_faults(column, garbled)
@@ -324,14 +325,14 @@ def may_contain(values: pa.BinaryArray, needle: bytes) -> bool:
 
 
 def joined(values: pa.BinaryArray) -> bytes:
-    """Joins all records, each followed by a newline, so that the last one reads like the others."""
+    """Join all records, each followed by a newline, so that the last one reads like the others."""
     as_list = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
     lines: bytes = pc.binary_join(as_list, b"\n")[0].as_py() + b"\n"
     return lines
 
 
 def without_bom(values: pa.BinaryArray) -> pa.BinaryArray:
-    """Removes BOMs. Otherwise parsers would skip the one of a batch's first record, but no other."""
+    """Remove BOMs. Otherwise parsers would skip the one of a batch's first record, but no other."""
     return pc.replace_substring_regex(values, r"\A\xEF\xBB\xBF", "") if may_contain(values, BOM) else values
 
 
@@ -371,7 +372,7 @@ class Guarded:
 
 
 def halves(decode: Callable[[RawBatch], Decoded], raw: RawBatch) -> Decoded:
-    """Decodes the halves of a batch of several records one after the other."""
+    """Decode the halves of a batch of several records one after the other."""
     count = len(raw.offsets)
     first_positions, second_positions = np.split(np.arange(count, dtype=np.int64), [count // 2])
     first = decode(raw.take(first_positions)).at(first_positions)

@@ -291,7 +291,7 @@ _RULES: dict[pa.DataType, _ColumnRule] = {
 
 
 def inside(value: Any, path: Path) -> Any:
-    """The value at a path in Python dicts and lists; None if the path leads nowhere."""
+    """Return the value at a path in Python dicts and lists; None if the path leads nowhere."""
     for step in path:
         if isinstance(step, str):
             value = value.get(step) if isinstance(value, dict) else None

@@ -121,7 +121,7 @@ class TableDecoder:
         return replace(decoded, rows=rows, deleted=deleted.to_numpy())
 
     def _decode_tombstones(self, keys: pa.BinaryArray, times: IntArray) -> Decoded:
-        """Decodes deletions from the keys and the timestamps of their records."""
+        """Decode deletions from the keys and the timestamps of their records."""
         index = np.arange(len(keys), dtype=np.int64)
         present, index, keyless = set_aside(keys, index, keys.is_null(), f"{_TOMBSTONE} without a record key")
         decoded = self._keys.decode(present).at(index)

@@ -38,7 +38,7 @@ _ISO = r"^(\d{4}-\d{2}-\d{2})(?:[Tt ](\d{2}:\d{2})(:\d{2})?(?:[.,](\d+))?)?\s?([
 
 
 def as_text(schema: pa.Schema, columns: Sequence[Column]) -> pa.Schema:
-    """The schema with text in place of the columns that have a format."""
+    """Return the schema with text in place of the columns that have a format."""
     named = {column.name for column in columns}
     return pa.schema([pa.field(field.name, pa.string()) if field.name in named else field for field in schema])
 
@@ -62,7 +62,7 @@ class TextDecoder:
 
 
 def read_texts(field: pa.Field, column: Column, text: pl.Series) -> tuple[pa.Array, list[Fault]]:
-    """Reads texts of a column as its format says. Returns the column, and at most one fault: those that do not fit."""
+    """Read texts of a column as its format says. Returns the column, and at most one fault: those that do not fit."""
     written = column.format or ""
     if written == TEXT:
         return convert(field.name, text, field.type)
@@ -177,7 +177,7 @@ def _read_pattern(text: pl.Series, pattern: TimePattern, zone: str | None) -> pl
 
 
 def _by_polars(text: pl.Series, written: str, zone: str | None) -> pl.Series:
-    """Reads texts as earlier releases did, which left patterns to Polars: it knows more directives (`%C`, `%q`), and
+    """Read texts as earlier releases did, which left patterns to Polars: it knows more directives (`%C`, `%q`), and
     takes one twice."""
     has_offset = re.search(r"%:?z|%s", written) is not None
     pattern = written.replace(".%f", "%.f")  # a fraction in Python's patterns and in those of Polars
@@ -187,7 +187,7 @@ def _by_polars(text: pl.Series, written: str, zone: str | None) -> pl.Series:
 
 
 def _read_numbers(part: str, text: pl.Series) -> IntArray:
-    """Reads one part of each time as a number; 0 where the text does not fit the pattern."""
+    """Read one part of each time as a number; 0 where the text does not fit the pattern."""
     match part:
         case "month_name":
             numbers = text.str.slice(0, 3).str.to_lowercase().replace_strict(MONTHS, range(1, 13), default=None)

@@ -32,9 +32,9 @@ class BackgroundCall(Generic[T_co]):
         return self._future.done()
 
     def result(self) -> T_co:
-        """Waits for the call and returns its result, or raises what it raised."""
+        """Wait for the call and return its result, or raise what it raised."""
         return self._future.result()
 
     def join(self, seconds: float | None = None) -> None:
-        """Waits, for that long at most, until the call has ended, with a result or an error."""
+        """Wait, for that long at most, until the call has ended, with a result or an error."""
         self._thread.join(seconds)

@@ -20,7 +20,7 @@ from joinery_runtime.hosts.spark_internals import java_process
 
 
 def make() -> Path | None:
-    """Makes the archive again, from the beginning. Returns None if there can be no archive, or if the JVM made none.
+    """Make the archive again, from the beginning. Returns None if there can be no archive, or if the JVM made none.
     Raises EnvironmentProblem if Spark does not start."""
     archive = archive_path()
     if archive is None:

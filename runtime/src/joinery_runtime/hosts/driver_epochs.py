@@ -123,7 +123,7 @@ class DriverEpochs:
 def local_host(
     tasks: TaskWiring, store: StateStore, address: PostgresStoreAddress | None, threads: int
 ) -> Iterator[Host]:
-    """Yields a host in this process. Without an `address`, `store` is the driver's
+    """Yield a host in this process. Without an `address`, `store` is the driver's
     own, in memory."""
     with ExitStack() as stack:
         if address is not None:

@@ -38,7 +38,7 @@ class EarlierDefinition:
     warn: Callable[[str], None]
 
     def drop_first_plan(self) -> bool:
-        """Drops the planned epoch if it is the job's first and none of its rows can be visible; returns whether it did.
+        """Drop the planned epoch if it is the job's first and none of its rows can be visible; return whether it did.
         Otherwise what failed at the first start would fail again in that epoch, whatever the user edits."""
         name, observed = self.record.job, self.record
         if next_action(observed) is not Action.REPLAY or observed.offsets or self.store.newest_epoch(name) is not None:
@@ -55,7 +55,7 @@ class EarlierDefinition:
         return True
 
     def publish_newest(self) -> bool:
-        """Publishes the newest epoch. Returns whether the outputs still hold rows, which one more epoch has to show."""
+        """Publish the newest epoch. Returns whether the outputs still hold rows, which one more epoch has to show."""
         newest, has_unpublished_rows = self.store.newest_epoch(self.job.name), False
         with _open_sinks(self.job, self.address, self.record.incarnation) as sinks:
             for kind, sink in sinks.items():
@@ -84,7 +84,7 @@ class EarlierDefinition:
 
 @contextmanager
 def _open_sinks(referring: Job, address: PostgresStoreAddress | None, incarnation: str) -> Iterator[Mapping[str, Sink]]:
-    """The outputs of a job, by what an epoch's result calls them."""
+    """Yield the outputs of a job, by what an epoch's result calls them."""
     outputs = Outputs.of(with_secrets(referring))
     optional_sinks = {
         "output": outputs.sink(address, incarnation),
@@ -126,7 +126,7 @@ def input_change_warnings(before: Job, now: Job) -> Iterator[str]:
 
 
 def _added_topics(before: Input, now: Input) -> list[str]:
-    """The topics that the input names besides all those that it named before; none if it named none."""
+    """Return the topics that the input names besides all those that it named before; none if it named none."""
     earlier, topics = (side.kafka.named_topics if side.kafka is not None else frozenset() for side in (before, now))
     return sorted(topics - earlier) if earlier and earlier < topics else []
 

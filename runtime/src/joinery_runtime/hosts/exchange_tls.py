@@ -55,8 +55,8 @@ _DOCUMENTED = "docs/security.md#standalone"
 
 
 def tls_settings(master: str, named: Mapping[str, str], stack: ExitStack) -> dict[str, str]:
-    """The settings of TLS for a context, with a key made for it unless `named` names one. The key's files stay until
-    `stack` is closed. Empty without TLS. Raises EnvironmentProblem if Spark could not use what is named."""
+    """Return the settings of TLS for a context, with a key made for it unless `named` names one. The key's files stay
+    until `stack` is closed. Empty without TLS. Raises EnvironmentProblem if Spark could not use what is named."""
     if not speaks_tls(master, named):
         return {}
     if names_key(named):
@@ -125,7 +125,7 @@ def encryption_warnings(context: SparkContext) -> Iterator[str]:
 
 
 def exchange_todo(message: str) -> str | None:
-    """What to do about a failure of Spark's whose message says that executors could not exchange blocks."""
+    """Return what to do about a failure of Spark's whose message says that executors could not exchange blocks."""
     if "FetchFailed" not in message:
         return None
     if re.search(r"SSLHandshakeException|NotSslRecordException|SSLException|PKIX path|SslClosedEngine", message):
@@ -152,7 +152,7 @@ def _tls_settings(files: KeyFiles) -> dict[str, str]:
 
 
 def ssl_setting(named: Mapping[str, str], name: str) -> str:
-    """The value of a setting of `spark.ssl.rpc`, which falls back to the same one of `spark.ssl`."""
+    """Return the value of a setting of `spark.ssl.rpc`, which falls back to the same one of `spark.ssl`."""
     return named.get(name) or named.get(name.replace("spark.ssl.rpc.", "spark.ssl."), "")
 
 

@@ -29,8 +29,8 @@ _REGISTRATION_POLL_SECONDS = 0.02
 
 
 def executor_ids(context: SparkContext) -> list[str]:
-    """The ids of the executors that run now, the oldest first. Empty where tasks run in the driver, and before the
-    first executor has come."""
+    """Return the ids of the executors that run now, the oldest first. Empty where tasks run in the driver, and before
+    the first executor has come."""
     return [name for name, _ in _list_members(context)]
 
 

@@ -35,7 +35,7 @@ _OWN_WORKERS = {"JOINERY_WORKER": "1"}
 
 @contextmanager
 def session_context(session: SparkSession | SparkContext, conf: Mapping[str, str]) -> Iterator[SparkContext]:
-    """Yields the context of a session, for a job whose `spark.conf` is `conf`. Raises EnvironmentProblem, which names
+    """Yield the context of a session, for a job whose `spark.conf` is `conf`. Raises EnvironmentProblem, which names
     each setting that the session lacks, or says what else keeps its workers from running tasks."""
     context = _context_of(session)
     if lacking := sorted(_missing_settings(context, conf)):
@@ -67,7 +67,7 @@ def session_context(session: SparkSession | SparkContext, conf: Mapping[str, str
 
 
 def _cancel_jobs(context: SparkContext, tag: str) -> None:
-    """Cancels the job's Spark jobs. Has to run in a thread of its own, which calls Java over a connection of its own:
+    """Cancel the job's Spark jobs. Has to run in a thread of its own, which calls Java over a connection of its own:
     the interrupted call's connection still has an answer to come."""
     with suppress(Py4JError, OSError):
         if not is_stopped(context):
@@ -110,7 +110,7 @@ def _missing_settings(context: SparkContext, conf: Mapping[str, str]) -> Iterato
 
 
 def _check_workers(context: SparkContext) -> None:
-    """Raises EnvironmentProblem if the workers cannot run tasks. They need not run the same Python as this process, and
+    """Raise EnvironmentProblem if the workers cannot run tasks. They need not run the same Python as this process, and
     they have to import this module."""
     try:
         JobNames(context, "joinery", ()).name_other_job("check workers")

@@ -69,7 +69,7 @@ def kill_starts() -> None:
 
 @contextmanager
 def end_new_java() -> Iterator[None]:
-    """Ends a Java process that was started in the block if no context runs on it after the block: its system properties
+    """End a Java process that was started in the block if no context runs on it after the block: its system properties
     would become settings of the next context."""
     from joinery_runtime.hosts import spark_internals  # noqa: PLC0415
 
@@ -110,7 +110,7 @@ class JavaStart:
 
     @contextmanager
     def capture_launch(self) -> Iterator[None]:
-        """Takes the process that PySpark launches in the block for this start. The launch raises EnvironmentProblem
+        """Take the process that PySpark launches in the block for this start. The launch raises EnvironmentProblem
         after `give_up`."""
         from joinery_runtime.hosts.spark_internals import launch_java_with  # noqa: PLC0415
 
@@ -126,7 +126,7 @@ class JavaStart:
                 _under_way.difference_update({self._process})
 
     def give_up(self) -> None:
-        """Ends the process if this start has made one; calls into it then fail."""
+        """End the process if this start has made one; calls into it then fail."""
         with self._lock:
             self._given_up = True
         if self._process is not None:
@@ -135,7 +135,7 @@ class JavaStart:
             _end_process(self._process)
 
     def _silence_log(self) -> None:
-        """Turns off Java's log: a context that is being made when Java ends says that it cannot be made."""
+        """Turn off Java's log: a context that is being made when Java ends says that it cannot be made."""
         from joinery_runtime.hosts.spark_internals import current_java_gateway, java_process  # noqa: PLC0415
 
         gateway = current_java_gateway()
@@ -150,7 +150,7 @@ class JavaStart:
         BackgroundCall(turn_off, "joinery-java-silence").join(_PATIENCE_S)
 
     def forget(self) -> None:
-        """Makes PySpark forget the process, so that the next start makes a new one. To be called after `give_up`, once
+        """Make PySpark forget the process, so that the next start makes a new one. To be called after `give_up`, once
         nobody calls into the process any more."""
         from joinery_runtime.hosts.spark_internals import forget_java, java_process  # noqa: PLC0415
 
@@ -180,7 +180,7 @@ class JavaStart:
 
 
 def java_options() -> str:
-    """The options with which Spark's JVM uses the archive; empty if there is no archive."""
+    """Return the options with which Spark's JVM uses the archive; empty if there is no archive."""
     archive = image_archive() or archive_path()
     if archive is None or not archive.exists():
         return ""
@@ -188,14 +188,15 @@ def java_options() -> str:
 
 
 def image_archive() -> Path | None:
-    """The archive that the runtime image has for drivers and executors (images/classes.py); None outside of it."""
+    """Return the archive that the runtime image has for drivers and executors (images/classes.py); None outside of
+    it."""
     archive = Path(sys.prefix, "share", "joinery", "image.jsa")
     return archive if archive.exists() else None
 
 
 def archive_path() -> Path | None:
-    """The path of the archive for this Python environment's Spark and the Java that it will run on. None if there can
-    be no archive: SPARK_HOME names another Spark, or Java does not state its version."""
+    """Return the path of the archive for this Python environment's Spark and the Java that it will run on. None if
+    there can be no archive: SPARK_HOME names another Spark, or Java does not state its version."""
     import pyspark  # noqa: PLC0415
 
     release, home = _release_text(), os.environ.get("SPARK_HOME")
@@ -206,7 +207,7 @@ def archive_path() -> Path | None:
 
 
 def _release_text() -> str | None:
-    """The release file of the Java home that Spark's scripts choose."""
+    """Return the release file of the Java home that Spark's scripts choose."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else shutil.which("java")
     if java is None:

@@ -40,7 +40,7 @@ _Database = TypeVar("_Database", PostgresStoreSpec, PostgresOutput)
 
 
 def without_secrets(job: Job) -> Job:
-    """Returns the job without the values of secrets, so that it may be sent to workers."""
+    """Return the job without the values of secrets, so that it may be sent to workers."""
 
     def client(client: KafkaClient, _: SpecPath) -> KafkaClient:
         properties = client.properties or {}
@@ -56,7 +56,7 @@ def without_secrets(job: Job) -> Job:
 
 
 def with_own_secrets(job: Job, job_file: Path) -> Job:
-    """Fills the values in the job file into a job that `without_secrets` returned. Raises EnvironmentProblem."""
+    """Fill the values in the job file into a job that `without_secrets` returned. Raises EnvironmentProblem."""
     if lacks_secrets(job):
         try:
             return _fill_in(job, _secret_values(load_own_job(job_file)))
@@ -77,7 +77,7 @@ def lacks_secrets(job: Job) -> bool:
 
 @contextmanager
 def private_copy(job: Job) -> Iterator[Path]:
-    """Yields a file with the job and its secrets, for workers of this user on this machine."""
+    """Yield a file with the job and its secrets, for workers of this user on this machine."""
     with scratch_folder("job") as folder:
         path = folder / "job.json"
         with (
@@ -90,7 +90,7 @@ def private_copy(job: Job) -> Iterator[Path]:
 
 
 def _secret_values(job: Job) -> _Values:
-    """Returns all values that `without_secrets` may remove, by their path in the job."""
+    """Return all values that `without_secrets` may remove, by their path in the job."""
     secrets_by_path: dict[tuple[str | int, ...], str] = {}
 
     def client(client: KafkaClient, at: SpecPath) -> KafkaClient:
@@ -128,7 +128,7 @@ def _fill_in(job: Job, values: _Values) -> Job:
 
 
 def _stable_path(job: Job, at: SpecPath) -> SpecPath:
-    """Returns the path with inputs and outputs by name: an edit may have moved one since the plan that is replayed."""
+    """Return the path with inputs and outputs by name: an edit may have moved one since the plan that is replayed."""
     match at:
         case ("inputs", number, *rest):
             return ("inputs", job.declared_inputs[int(number)].name, *rest)

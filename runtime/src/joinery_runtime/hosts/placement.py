@@ -77,7 +77,7 @@ ALONE = "local[*,4]"
 
 
 def master_of(conf: Mapping[str, str], master: str | None) -> str:
-    """The master that `start_context` will use; "" if spark-submit has set it."""
+    """Return the master that `start_context` will use; "" if spark-submit has set it."""
     if master is not None:
         return master
     named = conf.get("spark.master")
@@ -87,7 +87,7 @@ def master_of(conf: Mapping[str, str], master: str | None) -> str:
 
 
 def conf_file() -> dict[str, str]:
-    """Reads `spark-defaults.conf` in SPARK_CONF_DIR, else in `conf` of SPARK_HOME. PySpark cannot tell these settings:
+    """Read `spark-defaults.conf` in SPARK_CONF_DIR, else in `conf` of SPARK_HOME. PySpark cannot tell these settings:
     before the JVM runs it does not read the file, and after that Spark has added settings of its own."""
     home = os.environ.get("SPARK_HOME")
     folder = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
@@ -104,8 +104,8 @@ def conf_file() -> dict[str, str]:
 
 
 def require_java() -> str | None:
-    """The path of the Java that Spark would start; None if spark-submit has started one. Raises EnvironmentProblem if
-    there is no Java."""
+    """Return the path of the Java that Spark would start; None if spark-submit has started one. Raises
+    EnvironmentProblem if there is no Java."""
     if runs_under_spark_submit():
         return None
     home = os.environ.get("JAVA_HOME")
@@ -127,7 +127,7 @@ def runs_under_spark_submit() -> bool:
 
 
 def stop_with_spark_submit() -> None:
-    """Sends this process a SIGTERM as soon as spark-submit, its parent, has ended. Spark ends with it, and a job that
+    """Send this process a SIGTERM as soon as spark-submit, its parent, have ended. Spark ends with it, and a job that
     has nothing to read would not notice."""
     parent = os.pidfd_open(os.getppid())
 

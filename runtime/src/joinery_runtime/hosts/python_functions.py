@@ -59,7 +59,7 @@ def _problems(job: Job, functions: DeclaredFunctions) -> Iterator[Problem]:
 
 
 def _source_hash(python: str) -> str:
-    """A hash of the source of the function's module; empty for a module without source."""
+    """Return a hash of the source of the function's module; empty for a module without source."""
     module = sys.modules[python.partition(":")[0]]
     try:
         text = inspect.getsource(module)

@@ -72,7 +72,7 @@ def run_job(
     local: bool = False,
     py_files: Sequence[Path] = (),
 ) -> Job:
-    """Runs the job until `stop` is set (after the running epoch) or all inputs have ended; with `once`, until
+    """Run the job until `stop` is set (after the running epoch) or all inputs have ended; with `once`, until
     everything that is there at the start has been read, which does not end an input.
 
     `master` is a Spark master URL; None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. With a
@@ -175,7 +175,7 @@ class _JobRun:
                 self.run_epochs(wiring, settle=True)
 
     def run_epochs(self, wiring: Wiring, *, settle: bool) -> None:
-        """Runs the epochs of one definition of the job; with `settle` only those that are already planned. After a
+        """Run the epochs of one definition of the job; with `settle` only those that are already planned. After a
         stop, begins nothing."""
         caller, spark = self._caller, self._spark
         wiring.check_registries()

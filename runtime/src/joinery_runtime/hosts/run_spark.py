@@ -134,7 +134,7 @@ class RunSpark:
 
 
 def _with_store(job: Job, address: PostgresStoreAddress | None) -> Job:
-    """The job with the address of its store, even if that is the embedded one."""
+    """Return the job with the address of its store, even if that is the embedded one."""
     store = job.spec.state_store
     if address is None or store.postgres is not None:
         return job

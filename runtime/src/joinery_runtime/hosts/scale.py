@@ -44,7 +44,7 @@ class ScaleFile:
         self._text, self._requested = "", otherwise
 
     def read(self) -> Scale:
-        """The newest that could be read."""
+        """Return the newest that could be read."""
         if path := os.environ.get(SCALE_FILE):
             with suppress(OSError):  # it is being replaced, or not there yet
                 self._parse_file(Path(path))
@@ -86,7 +86,7 @@ class Rescaler:
         planner.rescale(self._least)
 
     def as_listener(self) -> JobListener:
-        """The listener, which follows at each poll of the loop: then no task runs."""
+        """Return the listener, which follows at each poll of the loop: then no task runs."""
 
         def polled(driver: Driver) -> None:
             self.follow(sum(count for name, count in driver.backlog.items() if name not in driver.paused))
@@ -100,7 +100,7 @@ class Rescaler:
         return replace(self._listener, polled=polled, committed=committed)
 
     def follow(self, waiting: int) -> None:
-        """`waiting`: records that are there and not read, of the inputs that may be read."""
+        """Note `waiting`: records that are there and not read, of the inputs that may be read."""
         if self._autoscaler is not None:
             self._autoscaler.waits(waiting)
         if self._clock() - self._polled_at < _POLL_SECONDS:

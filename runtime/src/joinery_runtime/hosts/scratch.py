@@ -18,8 +18,8 @@ _OWNER = "owner"  # a file that the process of a folder has locked; the lock end
 
 @contextmanager
 def scratch_folder(kind: str) -> Iterator[Path]:
-    """An empty folder that this user alone may read, and that is gone afterwards. Folders of this kind whose processes
-    were killed are removed first."""
+    """Yield an empty folder that this user alone may read, and that is gone afterwards. Folders of this kind whose
+    processes were killed are removed first."""
     prefix, content = f"joinery-{kind}-", "a job's files"
     parent = temporary_folder()
     for owner in parent.glob(f"{prefix}*/{_OWNER}"):

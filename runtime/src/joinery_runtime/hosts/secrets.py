@@ -46,7 +46,7 @@ class DatabaseChange(Protocol):
 
 
 def with_secrets(job: Job) -> Job:
-    """The job with its secrets' values in place of the references to them, as a process needs it to connect.
+    """Return the job with its secrets' values in place of the references to them, as a process needs it to connect.
 
     Raises EnvironmentProblem, naming the paths that were tried, if a secret cannot be read, and JobError if a setting
     is both in a job's `properties` and in its secret, if the operator forbids it, or if it makes two inputs, or the
@@ -87,7 +87,8 @@ def _shared_groups(job: Job) -> Iterator[Problem]:
 
 
 def with_clients(job: Job, client: ClientChange, database: DatabaseChange) -> Job:
-    """The job after the given changes to each client of Kafka or a schema registry, and each Postgres that it names."""
+    """Return the job after the given changes to each client of Kafka or a schema registry, and each Postgres that it
+    names."""
     spec, dead = job.spec, job.spec.dead_letter
     inputs = (
         side.model_copy(

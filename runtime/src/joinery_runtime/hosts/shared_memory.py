@@ -35,7 +35,7 @@ class MemoryStoreAddress:
     key_file: Path
 
     def connect(self) -> TaskStore:
-        """Returns the store as tasks may use it: to stage and read segments, and to claim parts of the output. Raises
+        """Return the store as tasks may use it: to stage and read segments, and to claim parts of the output. Raises
         EnvironmentProblem in a process that may not read the key."""
 
         class Client(BaseManager):
@@ -59,7 +59,7 @@ class MemoryStoreAddress:
 
 @contextmanager
 def serve(store: MemoryStore) -> Iterator[MemoryStoreAddress]:
-    """Serves the store, and yields its address."""
+    """Serve the store, and yield its address."""
 
     class Server(BaseManager):
         pass
@@ -90,7 +90,7 @@ def serve(store: MemoryStore) -> Iterator[MemoryStoreAddress]:
 
 
 def check_memory_store(job: Job, master: str) -> None:
-    """Raises JobError for a job that keeps its state in the driver's memory on a master with other machines. `master`
+    """Raise JobError for a job that keeps its state in the driver's memory on a master with other machines. `master`
     is "" while it is not known."""
     if master and job.spec.state_store.kind == "memory" and not is_on_this_machine(master):
         rule = (

@@ -242,7 +242,7 @@ class SparkHost:
         )
 
     def _staged_rdd(self, task: PeerTask, executors: Sequence[str]) -> tuple[RDD[Any], int]:
-        """The last stage, and how many tasks it has."""
+        """Return the last stage, and how many tasks it has."""
         count = task.peers.count
         if task.peers.co_partitions:
             ranges = self._distribute_shares(ranges_by_peer(task.work, task.peers), executors)
@@ -308,8 +308,8 @@ def _processes_and_threads(cores: int, executors: int) -> tuple[int, int]:
 
 
 def _interrupt_before(error: BaseException) -> KeyboardInterrupt | None:
-    """The interrupt after which PySpark was cleaning up when the error came: the interrupted call may have cost it its
-    connection."""
+    """Return the interrupt after which PySpark was cleaning up when the error came: the interrupted call may have cost
+    it its connection."""
     earlier: BaseException | None = error
     while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
         earlier = earlier.__context__
@@ -317,7 +317,7 @@ def _interrupt_before(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def cause(error: Exception) -> str:
-    """The last line of the Python traceback inside a Spark failure, or the failure's first line."""
+    """Return the last line of the Python traceback inside a Spark failure, or the failure's first line."""
     if not isinstance(error, Py4JJavaError):
         return "the driver's Java process is gone"
     lines = [line.strip() for line in str(error.java_exception.getMessage()).splitlines() if line.strip()]
@@ -373,7 +373,7 @@ def start_context(
     java: JavaStart | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> SparkContext:
-    """Starts a context. The job's own `spark.conf` overrides what spark-submit or `spark-defaults.conf` set, and both
+    """Start a context. The job's own `spark.conf` overrides what spark-submit or `spark-defaults.conf` set, and both
     override our defaults. `java` starts the Java process if there is none. `warn` is told where encryption is slow."""
     if runs_under_spark_submit():
         start_java()  # then a SparkConf has what spark-submit set
@@ -416,7 +416,7 @@ def start_context(
 
 
 def _create_context(settings: SparkConf, java: JavaStart) -> SparkContext:
-    """Starts the context. PySpark passes all settings as arguments to the JVM that it starts; settings that must not be
+    """Start the context. PySpark passes all settings as arguments to the JVM that it starts; settings that must not be
     arguments are set once the JVM runs."""
     arguments = SparkConf(loadDefaults=False)
     for key, value in settings.getAll():
@@ -475,7 +475,7 @@ _JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS",
 
 
 def _jvm_options(process: Literal["driver", "executor"], named: Mapping[str, str]) -> str:
-    """The options of a JVM whose environment is this process's or `spark.executorEnv`."""
+    """Return the options of a JVM whose environment is this process's or `spark.executorEnv`."""
     settings = (f"spark.{process}.extraJavaOptions", *(f"spark.executorEnv.{name}" for name in _JAVA_VARIABLES))
     options = [*map(named.get, settings), *map(os.environ.get, _JAVA_VARIABLES)]
     chosen = any(re.search(r"-XX:\+Use\w*GC\b", text) for text in options if text)
@@ -483,7 +483,7 @@ def _jvm_options(process: Literal["driver", "executor"], named: Mapping[str, str
 
 
 def _submitted_files(named: Mapping[str, str]) -> set[str]:
-    """The names of the files that `spark-submit --py-files` sends to executors."""
+    """Return the names of the files that `spark-submit --py-files` sends to executors."""
     return {PurePosixPath(urlsplit(path).path).name for path in named.get("spark.submit.pyFiles", "").split(",")}
 
 
@@ -492,19 +492,19 @@ def _log_options(level: str) -> str:
 
 
 def _executor_log_options() -> str:
-    """The options by which an executor that has the driver's files logs warnings and errors, with what caused them. By
-    default Spark logs some 13 lines for each task, in every epoch."""
+    """Return the options by which an executor that has the driver's files logs warnings and errors, with what caused
+    them. By default Spark logs some 13 lines for each task, in every epoch."""
     return f"{_log_options('warn')} -Djoinery.spark.causes=full" if _LOG.is_file() else ""  # not in an archive
 
 
 def _log_level(master: str) -> str:
-    """A terminal gets errors only. A pod's log gets warnings too: it is read when something is wrong, such as executors
-    that do not come."""
+    """Return the level of Spark's log. A terminal gets errors only. A pod's log gets warnings too: it is read when
+    something is wrong, such as executors that do not come."""
     return "warn" if master.startswith("k8s://") else "error"
 
 
 def stop_context(context: SparkContext) -> None:
-    """Stops the context. If its Java process is gone, the context has stopped already."""
+    """Stop the context. If its Java process is gone, the context has stopped already."""
     with suppress(Py4JError, ConnectionError), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM process", RuntimeWarning)
         context.stop()

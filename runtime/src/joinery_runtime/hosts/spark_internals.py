@@ -176,8 +176,9 @@ class _Java:
         return self.context.listenerBus()
 
     def environment(self, part: str) -> Any:
-        """A part of the driver's SparkEnv, by its field. To call a method, py4j would inspect all methods of the class,
-        and in Spark 4.3 one of them concerns UDF workers, whose class needs a protobuf that PySpark does not bundle."""
+        """Return a part of the driver's SparkEnv, by its field. To call a method, py4j would inspect all methods of the
+        class, and in Spark 4.3 one of them concerns UDF workers, whose class needs a protobuf that PySpark does not
+        bundle."""
         field = self.jvm.java.lang.Class.forName("org.apache.spark.SparkEnv").getDeclaredField(part)
         field.setAccessible(True)
         return field.get(self.context.env())
@@ -188,7 +189,7 @@ class _Java:
         return self._locations[name]
 
     def diagonal(self, count: int) -> Any:
-        """A function from Int to Boolean: whether a partition of a product of `count` times `count` is on its
+        """Return a function from Int to Boolean: whether a partition of a product of `count` times `count` is on its
         diagonal."""
         if count not in self._diagonals:
             self._diagonals[count] = self.to_seq([n * count + n for n in range(count)]).toSet()
@@ -202,8 +203,8 @@ class _Java:
         return self.context.makeRDD(self.to_seq(pairs), self.byte_arrays).toJavaRDD()
 
     def location_rdd(self, count: int, executors: Sequence[str]) -> Any:
-        """An RDD of `count` partitions with nothing in it that matters: partition n prefers location n, and so on from
-        the first one."""
+        """Return an RDD of `count` partitions with nothing in it that matters: partition n prefers location n, and so
+        on from the first one."""
         locations = tuple(executors[n % len(executors)] for n in range(count))
         if locations not in self._location_rdds:
             self._location_rdds.clear()  # executors have come or gone
@@ -340,7 +341,7 @@ _PAIRS_AT_ONCE = 16  # in one record of the shuffle: pairs that are pickled toge
 
 
 def _by_receiver(pairs: Iterable[tuple[int, Any]]) -> Iterator[bytes]:
-    """Yields the receiver's number and pickled pairs in turn, as PairwiseRDD reads them."""
+    """Yield the receiver's number and pickled pairs in turn, as PairwiseRDD reads them."""
     waiting: defaultdict[int, list[tuple[int, Any]]] = defaultdict(list)
     for receiver, value in pairs:
         waiting[receiver].append((receiver, value))

@@ -64,7 +64,7 @@ class QueryEvents:
         )
 
     def progress_event(self, epoch: CommittedEpoch, now: float) -> str:
-        """The event of an epoch that was committed `now` (seconds since 1970)."""
+        """Return the event of an epoch that was committed `now` (seconds since 1970)."""
         report, seconds = epoch.report, max(epoch.seconds, 0.001)
         since_last = seconds if self._committed_at is None else max(now - self._committed_at, seconds)
         self._committed_at = now
@@ -112,8 +112,9 @@ def _duration_fields(epoch: CommittedEpoch) -> dict[str, int]:
 
 
 def _event_time(report: EpochReport) -> dict[str, str]:
-    """The lowest watermark. Without one, before every input has one and once all have ended, it is 0 as in Structured
-    Streaming: the UI draws no such watermark, and its page fails if one epoch has a watermark and another has none."""
+    """Return the lowest watermark. Without one, before every input has one and once all have ended, it is 0 as in
+    Structured Streaming: the UI draws no such watermark, and its page fails if one epoch has a watermark and another
+    has none."""
     watermarks = [at for at in report.watermarks.values() if at is not None]
     unknown = len(watermarks) < len(report.watermarks) or not watermarks or min(watermarks) == END_OF_TIME
     return {"watermark": _time_text(0 if unknown else min(watermarks))}
@@ -161,7 +162,7 @@ class EventPoster:
             self._events.put(event)
 
     def close(self) -> None:
-        """Waits until the events are posted, but not for a Java that does not answer."""
+        """Wait until the events are posted, but not for a Java that does not answer."""
         if self._thread is not None:
             self._events.put(None)
             self._thread.join(_PATIENCE_S)
@@ -199,7 +200,7 @@ def spark_listener(
     warn: Callable[[str], None],
     wall: Callable[[], float] = time.time,
 ) -> Iterator[JobListener]:
-    """Yields a listener that posts committed epochs to Spark once there is a context, and passes everything on. When
+    """Yield a listener that posts committed epochs to Spark once there is a context, and pass everything on. When
     the block ends, so does the query that Spark shows."""
     events, poster = QueryEvents(names, store), EventPoster(warn)
     started = False

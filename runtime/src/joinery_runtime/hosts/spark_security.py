@@ -77,8 +77,8 @@ def executors_have_key_folder(named: Mapping[str, str]) -> bool:
 
 
 def security_defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
-    """The security settings of a context, except those in `named` and those of TLS, including a secret where Spark
-    needs one from outside. If `named` switches `spark.authenticate` off, nothing is encrypted. Raises
+    """Return the security settings of a context, except those in `named` and those of TLS, including a secret where
+    Spark needs one from outside. If `named` switches `spark.authenticate` off, nothing is encrypted. Raises
     EnvironmentProblem for a standalone cluster whose secret is not named."""
     if not is_authenticated(named):
         return {}
@@ -104,8 +104,8 @@ def is_true(value: str) -> bool:
 
 
 def page_defaults(master: str) -> dict[str, str]:
-    """Settings of Spark's own UI, which is off unless it is asked for: it takes time to start, and listens on the
-    address in SPARK_LOCAL_IP or, without that, on all addresses, as in a pod."""
+    """Return settings of Spark's own UI, which is off unless it is asked for: it takes time to start, and listens on
+    the address in SPARK_LOCAL_IP or, without that, on all addresses, as in a pod."""
     return {} if master.startswith("k8s://") else {"spark.ui.enabled": "false"}
 
 

@@ -84,7 +84,7 @@ class PeerTask:
     peers: WorkerProcesses
 
     def run_whole_epoch(self, partition: Iterable[object]) -> Iterator[EpochOutcome | TaskFailure]:
-        """The task of an only peer: runs the whole epoch."""
+        """Yield the task of an only peer: runs the whole epoch."""
         deque(partition, maxlen=0)
         try:
             process = process_for(self.setup, self.peers.threads)
@@ -95,7 +95,7 @@ class PeerTask:
             yield TaskFailure(error)
 
     def read(self, peer: int, partition: Iterable[Sequence[Range]]) -> Iterator[Carried]:
-        """Reads a peer's ranges. Rows for its own shards stay in the executor."""
+        """Read a peer's ranges. Rows for its own shards stay in the executor."""
         shares = list(partition)
         try:
             process = process_for(self.setup, self.peers.threads)
@@ -109,7 +109,7 @@ class PeerTask:
             yield from self._broadcast_failure(error)
 
     def share(self, peer: int, partition: Iterable[Sequence[Range]]) -> Iterator[Carried | tuple[int, Report]]:
-        """Runs a peer's part of an epoch with co-partitioned inputs. The reports go to the first peer, which collects;
+        """Run a peer's part of an epoch with co-partitioned inputs. The reports go to the first peer, which collects;
         without a stage for that, they go to the driver."""
         shards, shares = self.work.plan.shards, list(partition)
         try:
@@ -128,7 +128,7 @@ class PeerTask:
             yield 0, TaskFailure(error)
 
     def read_and_step(self, peer: int, partition: Iterable[object]) -> Iterator[Carried | tuple[int, Result]]:
-        """Reads all ranges of an epoch, and runs the first step of a peer's shards. If no stage follows, the peer that
+        """Read all ranges of an epoch, and run the first step of a peer's shards. If no stage follows, the peer that
         has the reports also ends the epoch."""
         deque(partition, maxlen=0)
         try:
@@ -141,7 +141,7 @@ class PeerTask:
             yield from self._broadcast_failure(error)
 
     def stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried | tuple[int, Result]]:
-        """Runs a step of a peer's shards. In the last stage, the peer that gets the reports also ends the epoch."""
+        """Run a step of a peer's shards. In the last stage, the peer that gets the reports also ends the epoch."""
         try:
             yield from self._run_stage(number, peer, carried)
         except Superseded:
@@ -167,7 +167,7 @@ class PeerTask:
     def _run_own_shards(
         self, process: _Process, number: int, peer: int, inbox: Inbox, attempt: str
     ) -> Iterator[Carried | tuple[int, Result]]:
-        """Runs a step of a peer's shards, and yields what the next stage or the driver gets."""
+        """Run a step of a peer's shards, and yield what the next stage or the driver gets."""
         own = self.peers.shards_of(peer, self.work.plan.shards) if number < self.setup.steps else []
         outgoing = run_step(process.worker, self.work, number, own, inbox, attempt, process.threads)
         if number < self.setup.stages - 1:
@@ -182,7 +182,7 @@ class PeerTask:
             yield 0, process.worker.collect(self.work, collected, attempt)
 
     def _reread_own_rows(self, process: _Process, peer: int) -> Iterator[Parcel]:
-        """Reads the rows that a peer's read task has left in another executor. That task has sent everything else."""
+        """Read the rows that a peer's read task has left in another executor. That task has sent everything else."""
         ranges = deal_ranges(self.work.plan.ranges, self.peers.count)[peer]
         for receiver, item in self._read_packed(process, ranges):
             if receiver == peer and isinstance(item, Parcel):
@@ -202,7 +202,7 @@ class PeerTask:
         )
 
     def _broadcast_failure(self, error: JoineryError) -> Iterator[Carried]:
-        """Sends the error to all peers: Spark may have rerun this task for one of them only, with the others done."""
+        """Send the error to all peers: Spark may have rerun this task for one of them only, with the others done."""
         yield from ((peer, TaskFailure(error)) for peer in range(self.peers.count))
 
 
@@ -243,8 +243,8 @@ _processes: dict[str, _Process] = {}
 
 
 def process_for(setup: WorkerSetup, threads: int) -> _Process:
-    """This process, with the setup's worker and this number of threads. Closes the worker of another setup first, of
-    which no task is running: Spark gives a process one task at a time."""
+    """Return this process, with the setup's worker and this number of threads. Closes the worker of another setup
+    first, of which no task is running: Spark gives a process one task at a time."""
     process = _processes.get(setup.digest)
     if process is None:
         while _processes:
@@ -265,13 +265,14 @@ def process_for(setup: WorkerSetup, threads: int) -> _Process:
 
 
 def _local_directory() -> Path:
-    """A directory that this process may write to. An executor's own folder is its working directory, which is read-only
-    in a pod with a read-only root file system; its local directories are not."""
+    """Return a directory that this process may write to. An executor's own folder is its working directory, which is
+    read-only in a pod with a read-only root file system; its local directories are not."""
     own, local = Path(SparkFiles.getRootDirectory()), os.environ.get("SPARK_LOCAL_DIRS", "")
     return Path(local.split(",")[0]) if local and not own.is_absolute() else own
 
 
 def _attempt_name() -> str:
-    """A name that is unique for ever: the same task may run twice, at the same time (speculation) or as a zombie."""
+    """Return a name that is unique for ever: the same task may run twice, at the same time (speculation) or as a
+    zombie."""
     context = TaskContext.get()
     return f"{context.taskAttemptId() if context else 0}-{uuid.uuid4().hex[:12]}"

@@ -45,7 +45,7 @@ class OpenStore:
 
 
 def store_address(job: Job) -> PostgresStoreAddress:
-    """The address of the Postgres that a job names, after its secrets were filled in."""
+    """Return the address of the Postgres that a job names, after its secrets were filled in."""
     postgres = job.spec.state_store.postgres
     assert postgres is not None
     assert postgres.dsn is not None, "with_secrets fills it in"
@@ -54,7 +54,7 @@ def store_address(job: Job) -> PostgresStoreAddress:
 
 @contextmanager
 def open_store(job: Job, warn: Callable[[str], None]) -> Iterator[OpenStore]:
-    """Yields the job's store once it has answered. Raises StateError if it does not answer, without a retry."""
+    """Yield the job's store once it has answered. Raises StateError if it does not answer, without a retry."""
     spec = job.spec.state_store
     match spec.kind:
         case "memory":
@@ -100,7 +100,7 @@ def candidate_of(job: Job) -> OwnerCandidate | None:
 
 
 def operator_candidate() -> OwnerCandidate | None:
-    """The resource for which an operator has started this process; None if a person did."""
+    """Return the resource for which an operator has started this process; None if a person did."""
     text = os.environ.get(STATE_OWNER)
     return OwnerCandidate.model_validate_json(text) if text else None
 

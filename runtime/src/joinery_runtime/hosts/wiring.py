@@ -110,8 +110,8 @@ def step_titles(job: Job) -> tuple[str, ...]:
 
 
 def _without_latest_stop(model: Input) -> Input:
-    """The input without `stopAt: latest`: the first run that sees such a stop stores its offsets, and all later runs
-    would end there."""
+    """Return the input without `stopAt: latest`: the first run that sees such a stop stores its offsets, and all later
+    runs would end there."""
     if isinstance(model, UnionInput):
         return model.with_parts(map(_without_latest_stop, model.parts))
     if model.kafka is None or model.kafka.stop_at != "latest":

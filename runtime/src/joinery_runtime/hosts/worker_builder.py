@@ -75,7 +75,7 @@ class WorkerBuilder:
 
     @contextmanager
     def __call__(self, cache: Path) -> Iterator[Worker]:
-        """Builds the worker, and closes at the end what it has opened. Raises EnvironmentProblem if a secret cannot be
+        """Build the worker, and close at the end what it has opened. Raises EnvironmentProblem if a secret cannot be
         read."""
         job = with_secrets(self.job if self.job_file is None else with_own_secrets(self.job, self.job_file))
         with_functions(job)  # before the first epoch, so that a module that is missing here ends the start
@@ -96,7 +96,7 @@ class WorkerBuilder:
 def local_worker(
     tasks: TaskWiring, store: TaskStore, tables: PostgresStoreAddress | None, cache: Path
 ) -> Iterator[Worker]:
-    """Yields a worker as `worker_of` makes it. At the end closes it, its readers, and the clients with which it has
+    """Yield a worker as `worker_of` makes it. At the end closes it, its readers, and the clients with which it has
     written in this thread."""
     inputs = JobInputs(tasks.inputs)
     with closing(inputs), closing(worker_of(tasks, store, tables, cache, inputs)) as worker:
@@ -113,7 +113,7 @@ def worker_of(
     cache: Path,
     inputs: JobInputs | None = None,
 ) -> Worker:
-    """A worker of a job. `tables` is where output tables are; None: there can be none."""
+    """Return a worker of a job. `tables` is where output tables are; None: there can be none."""
     outputs, dead_letters = tasks.outputs, tasks.outputs.dead_letter_sink()
     # A worker that reads from Kafka loads kernels anyway; others would lose more time by loading than they save.
     hasher = (
@@ -139,7 +139,7 @@ def worker_of(
 
 
 def load_kernels(inputs: Iterable[Input]) -> None:
-    """Loads the compiled kernels that readers and decoders of these inputs need."""
+    """Load the compiled kernels that readers and decoders of these inputs need."""
     formats = {part.format for side in inputs for part in side.parts if part.kafka is not None}
     if formats:
         kernels("messages")
@@ -149,7 +149,7 @@ def load_kernels(inputs: Iterable[Input]) -> None:
 
 
 def cache_bytes() -> int:
-    """The size limit of a segment cache. Raises EnvironmentProblem if the variable holds no size."""
+    """Return the size limit of a segment cache. Raises EnvironmentProblem if the variable holds no size."""
     text = os.environ.get(CACHE_BYTES)
     try:
         return DEFAULT_MAX_BYTES if text is None else parse_bytes(text)

@@ -16,7 +16,7 @@ from pathlib import PurePath
 
 
 def load() -> None:
-    """Imports everything that a worker needs."""
+    """Import everything that a worker needs."""
     # Spark puts archives of its Python packages first, and Python compiles modules in an archive at each import.
     sys.path.sort(key=_is_archive_of_spark)
 
@@ -45,7 +45,7 @@ def main() -> None:
     run_task = pyspark.daemon.worker
 
     def run_task_while_spark_listens(sock: socket.socket, authenticated: bool) -> int:
-        """Runs a task without the stack trace that PySpark prints when Spark closes the connection in the middle of it.
+        """Run a task without the stack trace that PySpark prints when Spark closes the connection in the middle of it.
         Spark does so whenever it cancels a task or stops, so a job that stops in order would end with that trace on its
         terminal."""
         try:

@@ -168,7 +168,7 @@ def _one_spelling(line: bytes) -> bytes:
 
 
 def wrong_counts(entry: EpochRecord, replayed: ReplayedEpoch) -> list[str]:
-    """The counts in which the log and the replayed epoch differ, in words."""
+    """Return the counts in which the log and the replayed epoch differ, in words."""
     return [
         f"epoch {entry.epoch}: the log has {name} {entry.result[name]}, computed were {replayed.result[name]}"
         for name in ("rows_out", "dropped", "dead", "lost")
@@ -177,7 +177,7 @@ def wrong_counts(entry: EpochRecord, replayed: ReplayedEpoch) -> list[str]:
 
 
 def check_records(entry: EpochRecord, available: Mapping[str, int]) -> None:
-    """Raises JoineryError, naming the partition, unless the inputs still have all records that the epoch read.
+    """Raise JoineryError, naming the partition, unless the inputs still have all records that the epoch read.
     `available` counts records by partition, named as in `rows_in` of the log."""
     for partition_name, count in entry.result["rows_in"].items():
         if available.get(partition_name, 0) != count:

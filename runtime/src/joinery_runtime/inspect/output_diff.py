@@ -99,7 +99,7 @@ class OutputDiff:
         self._db.execute(_TABLES)
 
     def expect(self, epoch: int, tables: Sequence[pa.Table], *, any_of_key: bool = False) -> None:
-        """Adds rows that an epoch emits. `any_of_key`: of several rows with one key, any may have replaced the
+        """Add rows that an epoch emits. `any_of_key`: of several rows with one key, any may have replaced the
         others, as in epochs of earlier releases."""
         if self.content.exact and epoch > self.content.complete_to:
             return
@@ -142,7 +142,7 @@ class OutputDiff:
         may_repeat: bool = False,
         since: int | None = None,
     ) -> int:
-        """Reads the output, and adds its differences in epochs `first` to `last`; returns how many rows these epochs
+        """Read the output, and add its differences in epochs `first` to `last`; return how many rows these epochs
         should have. Without `only_incarnation`, the output may also have rows of an earlier incarnation; with `since`,
         also rows of epochs before that one. `may_repeat`: rows may be there more often than they should."""
         for piece in self.content.pieces():
@@ -180,7 +180,7 @@ class OutputDiff:
         return int(self._db.execute(query, values).fetchone()[0] or 0)
 
     def _stop_expecting_deleted_rows(self) -> None:
-        """Stops expecting rows that retention has deleted. Rows of a partition are in the order of their epochs, so a
+        """Stop expecting rows that retention has deleted. Rows of a partition are in the order of their epochs, so a
         partition without its beginning has all rows of the epochs after the first one that it has a row of."""
         cut_off_epoch, unplaced_partitions = 0, []
         for partition, head in sorted(self.content.heads.items()):
@@ -217,7 +217,7 @@ class OutputDiff:
             self._db.execute(f"UPDATE {name} SET text = plain.text FROM plain WHERE hash({name}.text) = plain.hash")
 
     def _ignore_surplus_equal_rows(self, since: int) -> None:
-        """Takes rows that are there too often out of the comparison: where equal rows are usual, such a row may belong
+        """Take rows that are there too often out of the comparison: where equal rows are usual, such a row may belong
         to an epoch that was not computed."""
         often = "twin IS NOT NULL AND present > required + optional"
         more = self._query_number(f"SELECT sum(present - required - optional) FROM differing WHERE {often}")
@@ -229,7 +229,7 @@ class OutputDiff:
             )
 
     def _exclude_foreign_rows(self, *, may_repeat: bool) -> None:
-        """Counts rows that are there too often and may be somebody else's, and takes the harmless ones out of the
+        """Count rows that are there too often and may be somebody else's, and take the harmless ones out of the
         comparison."""
         if may_repeat:
             repeated = "present > required + optional AND required + optional > 0"
@@ -259,7 +259,7 @@ class OutputDiff:
             )
 
     def _report_differences(self, into: RowComparison, first: int, last: int) -> None:
-        """Reports the differences. A row that is there once too often is not a changed row, so missing rows are paired
+        """Report the differences. A row that is there once too often is not a changed row, so missing rows are paired
         only with rows that no epoch has emitted."""
         requested_epochs = f"BETWEEN {first} AND {last}"
         unexpected_rows = [(_row_columns(row["text"]), row) for row in self._first_rows("extra WHERE twin IS NULL")]
@@ -297,7 +297,7 @@ class OutputDiff:
 
 
 def _order_ranks(tables: Sequence[pa.Table]) -> np.ndarray:
-    """The places of these rows in the defined order (int64[n]); equal for rows with no order between them."""
+    """Return the places of these rows in the defined order (int64[n]); equal for rows with no order between them."""
     columns = [np.concatenate([table[name].to_numpy() for table in tables]) for name in ORDER_COLUMNS] if tables else []
     if not columns:
         return np.zeros(0, dtype=np.int64)
@@ -311,7 +311,7 @@ def _order_ranks(tables: Sequence[pa.Table]) -> np.ndarray:
 
 
 def _normalize_json(text: bytes) -> bytes:
-    """The row in one spelling of JSON; text that is not JSON stays as it is."""
+    """Return the row in one spelling of JSON; text that is not JSON stays as it is."""
     value, *key_and_headers = text.split(SEPARATOR)
     try:
         return SEPARATOR.join([json.dumps(json.loads(value), sort_keys=True).encode(), *key_and_headers])
@@ -320,7 +320,7 @@ def _normalize_json(text: bytes) -> bytes:
 
 
 def _row_columns(text: bytes) -> dict[str, Any]:
-    """A row by its columns; `record` has the record's key and headers, if the job sets those."""
+    """Return a row by its columns; `record` has the record's key and headers, if the job sets those."""
     value, *key_and_headers = text.split(SEPARATOR)
     try:
         row = json.loads(value)

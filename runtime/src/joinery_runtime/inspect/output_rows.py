@@ -47,9 +47,9 @@ def output_rows(
     typed: bool = True,
     may_be_empty: bool = False,
 ) -> pl.LazyFrame:
-    """The rows of one output, to be collected before `stack` ends. Collecting reads them, and adds to `notes` what
-    could not be read. `dsn` is the state's database. Columns of JSON files have the types that the job gives them or,
-    with `typed` False, those found in the files. Raises JoineryError, also if no file has been written, unless the
+    """Return the rows of one output, to be collected before `stack` ends. Collecting reads them, and adds to `notes`
+    what could not be read. `dsn` is the state's database. Columns of JSON files have the types that the job gives them
+    or, with `typed` False, those found in the files. Raises JoineryError, also if no file has been written, unless the
     output `may_be_empty`."""
     output = target.output
     if output.postgres is not None:
@@ -107,7 +107,8 @@ def ask_postgres(query: exp.Query, name: str, table: TargetTable, dsn: str) -> p
 
 
 def _with_any_times(connection: psycopg.Connection[Any], ask: Callable[[], pl.DataFrame]) -> pl.DataFrame:
-    """What Postgres answers. If a time is none that Python has (after the year 9999, `infinity`), all are text."""
+    """Return what Postgres answers. If a time is none that Python has (after the year 9999, `infinity`), all are
+    text."""
     try:
         return ask()
     except psycopg.DataError as error:
@@ -147,7 +148,7 @@ def _scan_lake(lake: LakeTable) -> pl.LazyFrame:
 
 
 def _in_batches(read_batches: Callable[[], Iterator[pl.DataFrame]], types: Types) -> pl.LazyFrame:
-    """A frame that reads batches only as far as a query needs."""
+    """Return a frame that reads batches only as far as a query needs."""
 
     def read(
         columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
@@ -169,7 +170,7 @@ def _in_batches(read_batches: Callable[[], Iterator[pl.DataFrame]], types: Types
 
 
 def _json_types(target: OutputTarget) -> Types:
-    """The types of the JSON that the encoder writes for the columns (`formats.json.encode`)."""
+    """Return the types of the JSON that the encoder writes for the columns (`formats.json.encode`)."""
     types: dict[str, pl.DataType] = {}
     for field in target.schema:
         in_millis = pa.types.is_timestamp(field.type) and target.output.timestamps == "epochMillis"
@@ -185,7 +186,7 @@ def _json_types(target: OutputTarget) -> Types:
 
 
 def _scan_topic(target: KafkaTarget, types: Types, notes: list[str]) -> pl.LazyFrame:
-    """The committed records of a topic, up to its present end."""
+    """Return the committed records of a topic, up to its present end."""
     with closing(KafkaRecords(target, _GROUP)) as records:
         ranges = records.ranges
         notes += records.notes
@@ -206,7 +207,7 @@ def _scan_topic(target: KafkaTarget, types: Types, notes: list[str]) -> pl.LazyF
 
 
 def _decode_lines(values: Sequence[bytes], messages: Sequence[Message], types: Types, other: list[str]) -> pl.DataFrame:
-    """Decodes lines of JSON to rows. Adds the places of lines that are not rows to `other`, as PARTITION@OFFSET. Halves
+    """Decode lines of JSON to rows. Adds the places of lines that are not rows to `other`, as PARTITION@OFFSET. Halves
     what cannot be decoded as a whole, since polars takes as long for one line as for hundreds."""
     if len(values) == 1:
         try:
@@ -270,7 +271,7 @@ def _scan_files(
 
 
 def _group_by_shape(paths: Sequence[Path], shape_of: Callable[[Path], Any]) -> dict[Any, list[Path]]:
-    """Groups files by the shape of their rows (`shape_of`), so that one scan can read a group."""
+    """Group files by the shape of their rows (`shape_of`), so that one scan can read a group."""
     groups: dict[Any, list[Path]] = {}
     for path in paths:
         if path.stat().st_size:
@@ -282,7 +283,8 @@ def _group_by_shape(paths: Sequence[Path], shape_of: Callable[[Path], Any]) -> d
 
 
 def _names_of(path: Path) -> tuple[str, ...]:
-    """The columns of a JSON file, from its first line: all lines have the same, except columns that an edit added."""
+    """Return the columns of a JSON file, from its first line: all lines have the same, except columns that an edit
+    added."""
     with path.open("rb") as file:
         row = json.loads(file.readline())
     if not isinstance(row, dict):
@@ -291,7 +293,7 @@ def _names_of(path: Path) -> tuple[str, ...]:
 
 
 def _scan_json(paths: list[Path], types: Types, *, typed: bool) -> pl.LazyFrame:
-    """Scans JSON files. Polars reads whole files to infer types, so types are inferred only if the job does not name
+    """Scan JSON files. Polars reads whole files to infer types, so types are inferred only if the job does not name
     them."""
     if not typed or not set(_names_of(paths[0])) <= types.keys():
         try:

@@ -46,7 +46,7 @@ class StoredState:
 
     @classmethod
     def readable(cls, record: JobRecord, blobs: Mapping[str, bytes]) -> StoredState:
-        """The stored state with its segments migrated to a version that this release can read."""
+        """Return the stored state with its segments migrated to a version that this release can read."""
         target, chain = migrations.CURRENT_STATE_VERSION, migrations.MIGRATIONS
         old = {meta.key: meta for meta in outdated_segments(record, chain, target)}
         newer = {key: migrations.migrate(blobs[key], meta.state_version, target, chain) for key, meta in old.items()}
@@ -91,7 +91,7 @@ class Replay:
         return any(times.closes(self._pipeline, meta, planned.horizons) for meta in self._state.remaining)
 
     def run(self, plan: EpochPlan, *, careful: bool = False) -> ReplayedEpoch:
-        """Runs the next epoch. Epochs in between may be skipped if they read nothing and none of them `closes`
+        """Run the next epoch. Epochs in between may be skipped if they read nothing and none of them `closes`
         anything. `careful`: one of the plan's records may end the process, so other processes decode and call functions
         (T8)."""
         plan = self._after_skipped(plan)
@@ -107,7 +107,7 @@ class Replay:
         return ReplayedEpoch(plan, self._output.take(), self._dead.take(), result, behind_watermark(plan, outcome))
 
     def live_runs(self, predicate: Callable[[SegmentMeta], bool]) -> list[tuple[SegmentMeta, Run]]:
-        """Returns the live segments that the `predicate` accepts, with their rows."""
+        """Return the live segments that the `predicate` accepts, with their rows."""
         segments = self._state.segments.items()
         return [(meta, decode_run(meta, self._segments.blob(key))) for key, meta in segments if predicate(meta)]
 
@@ -186,7 +186,7 @@ class Replayable:
     def initial_state(
         self, store: SegmentReader, predicate: Callable[[SegmentMeta], bool] = lambda _: True
     ) -> StoredState | None:
-        """Returns the state that the entries begin with, with only the segments that the `predicate` accepts; None if
+        """Return the state that the entries begin with, with only the segments that the `predicate` accepts; None if
         it is empty. Raises JoineryError if the savepoint was deleted meanwhile."""
         if self.record is None:
             return None
@@ -213,7 +213,7 @@ def replayable(
     *,
     edits: bool = False,
 ) -> Replayable:
-    """Finds the log's entries up to epoch `last` (None: the newest one) that can be computed again. They begin where
+    """Find the log's entries up to epoch `last` (None: the newest one) that can be computed again. They begin where
     the state was empty or, if the log does not go back that far, at a savepoint: the oldest one that fits, or the
     newest one before epoch `first`, which has to be among the entries. `pipeline` is the compiled job, if the caller
     has it. With `edits`, the entries begin after an edit that the log does not have; without, an edit that leaves the
@@ -266,8 +266,8 @@ class _EpochSequence:
 
 
 def _jobs_by_definition(job: Job, log: Sequence[EpochRecord]) -> dict[str, Job]:
-    """The job under each definition that the log has, by its name, if records are read as they are now; the log has a
-    definition with the first epoch that was made under it."""
+    """Return the job under each definition that the log has, by its name, if records are read as they are now; the log
+    has a definition with the first epoch that was made under it."""
     today = definition(job)
     jobs = {"": job, definition_hash(today): job}
     for entry in log:
@@ -305,7 +305,7 @@ def _last_course(today: str, plans: Sequence[EpochPlan], jobs: Mapping[str, Job]
 
 
 def fingerprint_of(job: Job, pipeline: Pipeline) -> str:
-    """The fingerprint in plans that were made under the job as it is now."""
+    """Return the fingerprint in plans that were made under the job as it is now."""
     return fingerprint(identity(job, pipeline, lambda _: None).signature)
 
 
@@ -337,7 +337,7 @@ class _Start:
 def _find_starts(
     job: Job, store: StateReader, plans: Sequence[EpochPlan], course: _EpochSequence, *, begun: bool
 ) -> Iterator[_Start]:
-    """Yields the savepoints that the plans may continue from, by epoch numbers only; whether the state fits is
+    """Yield the savepoints that the plans may continue from, by epoch numbers only; whether the state fits is
     another question. `begun`: the first of the plans is the job's first one after it started from another job."""
     record = store.record(job.name)
     incarnation = None if record is None else record.incarnation

@@ -75,7 +75,7 @@ class RowComparison:
         style: JsonStyle = PLAIN,
         name: str = ONLY_OUTPUT,
     ) -> None:
-        """Compares the rows that the `replayed` epoch has for the output of this `name` with those `actual`, which are
+        """Compare the rows that the `replayed` epoch has for the output of this `name` with those `actual`, which are
         written in this `style`. Compares only `columns`, if given."""
         expected = replayed.output_lines(columns, style)
         self.rows += expected.total()
@@ -83,7 +83,7 @@ class RowComparison:
         self._compare_lines(replayed.epoch, name, expected, actual, lambda: replayed.origins(sides, columns, style))
 
     def dead_letters(self, replayed: ReplayedEpoch, actual: Lines) -> None:
-        """Does the same for the epoch's dead letters."""
+        """Do the same for the epoch's dead letters."""
         expected = replayed.dead_letter_lines()
         self.dead += expected.total()
         self._compare_lines(replayed.epoch, "dead letters", expected, actual, dict)
@@ -134,7 +134,7 @@ class RowComparison:
         self.show(Difference(epoch, output, kind, expected, actual, origin))
 
     def show(self, difference: Difference) -> None:
-        """Lists the difference if there is room; it is counted elsewhere."""
+        """List the difference if there is room; it is counted elsewhere."""
         if len(self.differences) < SHOWN:
             self.differences.append(difference)
 
@@ -158,8 +158,8 @@ def _normalize_rows(rows: Lines) -> Lines:
 
 
 def most_like(row: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> int | None:
-    """The index of the row that has the most columns in common with `row`, at least half of them. Looks only at the
-    first thousand rows, because the result only decides how a difference is reported."""
+    """Return the index of the row that has the most columns in common with `row`, at least half of them. Looks only at
+    the first thousand rows, because the result only decides how a difference is reported."""
     best, most = None, (len(row) + 1) // 2
     for at, other in enumerate(candidates[:1000]):
         equal_columns = sum(other.get(name, _NOTHING) == value for name, value in row.items())

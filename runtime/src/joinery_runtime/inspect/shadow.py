@@ -58,7 +58,7 @@ class Shadow:
         return self.compared.epochs > 0 and not self.compared.counted and not self.release
 
     def text(self, within: str) -> str:
-        """The result in one sentence, with the first differences."""
+        """Return the result in one sentence, with the first differences."""
         compared = self.compared
         if not compared.epochs:
             return (
@@ -82,7 +82,7 @@ class Shadow:
 
 
 def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInputs], clock: Clock) -> Shadow:
-    """Runs the comparison. `job` is the edited job, which fits the state; `inputs_of` opens the inputs of either job.
+    """Run the comparison. `job` is the edited job, which fits the state; `inputs_of` opens the inputs of either job.
     Raises JoineryError if the job was taken back meanwhile; then another try may succeed."""
     stored = _load_state(store, job.name)
     job = with_stored_names(job, stored.record.definition)
@@ -116,7 +116,7 @@ def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInpu
 
 
 def _load_state(store: StateReader, job: str) -> StoredState:
-    """The state at its newest epoch, with segments that this release can read."""
+    """Return the state at its newest epoch, with segments that this release can read."""
     for attempt in range(_TRIES):
         record = store.record(job)
         assert record is not None, "only a state that is there is checked"
@@ -134,7 +134,7 @@ def _load_state(store: StateReader, job: str) -> StoredState:
 
 
 def _follow_epochs(job: Job, store: StateReader, record: JobRecord, clock: Clock) -> Iterator[EpochRecord]:
-    """Yields epochs as the driver commits them: `upgrade.shadow.epochs` of them, or fewer once `within` has passed."""
+    """Yield epochs as the driver commits them: `upgrade.shadow.epochs` of them, or fewer once `within` has passed."""
     settings = job.spec.upgrade.shadow
     over, last, remaining = clock.now() + settings.within / 1000, record.epoch, settings.epochs
     while True:

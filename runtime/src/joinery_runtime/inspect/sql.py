@@ -113,7 +113,7 @@ def read_output(job: Job, name: str | None = None) -> pl.DataFrame:
 
 
 def _by_types(targets: Sequence[OutputTarget], read: Callable[..., pl.DataFrame]) -> pl.DataFrame:
-    """Reads with the job's types. If rows in files from before an edit have other types, reads with the types found."""
+    """Read with the job's types. If rows in files from before an edit have other types, reads with the types found."""
     try:
         return read(typed=True)
     except pl.exceptions.ComputeError:
@@ -134,7 +134,7 @@ def _buffered_note(target: OutputTarget, record: JobRecord) -> str | None:
 
 
 def shown(frame: pl.DataFrame, rows: int) -> str:
-    """The first rows as a table for a terminal."""
+    """Return the first rows as a table for a terminal."""
     with pl.Config(
         tbl_rows=rows,
         tbl_cols=-1,
@@ -149,7 +149,8 @@ def shown(frame: pl.DataFrame, rows: int) -> str:
 
 
 def json_rows(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
-    """The rows with values that JSON can hold: times in ISO 8601, decimals as text, bytes as hexadecimal digits."""
+    """Yield the rows with values that JSON can hold: times in ISO 8601, decimals as text, bytes as hexadecimal
+    digits."""
     times = [name for name, kind in frame.schema.items() if isinstance(kind, pl.Datetime | pl.Date)]
     # Python has no years after 9999, which an expression or a table of others may give.
     beyond = [name for name in times if not frame[name].dt.year().is_between(1, 9999).all()]
@@ -178,7 +179,7 @@ def _parse_query(text: str) -> exp.Query:
 
 
 def _table_readers(job: Job, store: PostgresStore, record: JobRecord) -> dict[str, Callable[[], pl.DataFrame]]:
-    """The tables other than outputs, each with the function that reads it."""
+    """Return the tables other than outputs, each with the function that reads it."""
     readers: dict[str, Callable[[], pl.DataFrame]] = {EPOCHS: lambda: _read_epochs(store, job)}
     pipeline = compile_job(job)
     for part in pipeline.parts():
@@ -206,7 +207,7 @@ def _read_epochs(store: StateReader, job: Job) -> pl.DataFrame:
 
 
 def _live_rows(store: StateReader, record: JobRecord, step: StepSpec, side: int) -> pl.DataFrame:
-    """The rows of a side that are part of the state after the newest epoch."""
+    """Return the rows of a side that are part of the state after the newest epoch."""
     spec = step.sides[side]
     parts = {spec.part, spec.flags_part}
     record, runs = read_runs(store, record, lambda meta: meta.part in parts, lambda _, run: run)
@@ -226,8 +227,8 @@ def _live_rows(store: StateReader, record: JobRecord, step: StepSpec, side: int)
 
 
 def _user_columns(step: StepSpec, side: int, state_run: StateRun) -> pa.RecordBatch:
-    """The user's columns, with the event time, where the row was read and whether it had a match; of merged rows the
-    groups and times. If the user has a column of such a name, the user's stays."""
+    """Return the user's columns, with the event time, where the row was read and whether it had a match; of merged rows
+    the groups and times. If the user has a column of such a name, the user's stays."""
     spec, batch, times = step.sides[side], state_run.run.batch, description_of(step).stored_times(state_run.run.batch)
     added = {name: column.cast(pa.timestamp("ms", "UTC")) for name, column in times.items()}
     if spec.state is not None:

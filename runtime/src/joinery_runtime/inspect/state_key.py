@@ -40,9 +40,9 @@ class StepKey:
 def keys_of(
     job: Job, pipeline: Pipeline, texts: Sequence[str], number: int | None, co_partitions: int = 0
 ) -> list[StepKey]:
-    """The keys that these COLUMN=VALUE texts name. `number` (1 is the first) asks for one step. `co_partitions` is how
-    many partitions the job's inputs have in common in its state. Raises JoineryError, which says what is wrong with the
-    texts."""
+    """Return the keys that these COLUMN=VALUE texts name. `number` (1 is the first) asks for one step. `co_partitions`
+    is how many partitions the job's inputs have in common in its state. Raises JoineryError, which says what is wrong
+    with the texts."""
     if pipeline.last.kind.stateless:
         raise JoineryError(
             f"Job {job.name} has no keys",
@@ -69,7 +69,7 @@ def keys_of(
 def _of_steps_behind_joins(
     job: StreamJoin, pipeline: Pipeline, texts: Sequence[str], number: int | None
 ) -> list[StepKey]:
-    """The keys of the joins, if there are any, and of each step behind them."""
+    """Return the keys of the joins, if there are any, and of each step behind them."""
     *before, last = pipeline.steps
     of_last = number in {None, last.number + 1} and _group_names(last.sides[0].intake, texts) is not None
     keys = [group_key(job, last, texts, number)] if of_last or number == last.number + 1 else []
@@ -86,7 +86,7 @@ def _of_steps_behind_joins(
 def _of_joins_and_groups(
     job: StreamJoin, pipeline: Pipeline, texts: Sequence[str], number: int | None
 ) -> list[StepKey]:
-    """The keys of the joins and of the aggregate or ranking behind them."""
+    """Return the keys of the joins and of the aggregate or ranking behind them."""
     last = pipeline.last
     groups = _group_names(last.sides[0].intake, texts)
     of_groups = groups is not None and number in {None, last.number + 1}
@@ -103,8 +103,8 @@ def _of_joins_and_groups(
 
 
 def step_keys(job: StreamJoin, pipeline: Pipeline, texts: Sequence[str], number: int | None) -> list[StepKey]:
-    """The steps whose whole key these COLUMN=VALUE texts name; `number` (1 is the first) asks for one of them. Raises
-    JoineryError, which says what is wrong with the texts."""
+    """Return the steps whose whole key these COLUMN=VALUE texts name; `number` (1 is the first) asks for one of them.
+    Raises JoineryError, which says what is wrong with the texts."""
     steps = [index for index, step in enumerate(job.joins) if step.keys and number in {None, index + 1}]
     if not steps and number is not None and not 1 <= number <= len(job.joins):
         raise JoineryError(f"Job {job.name} has no step {number}", facts=f"it has {len(job.joins)}")
@@ -157,8 +157,8 @@ def _split(pairs: Sequence[KeyPair], text: str) -> tuple[str, str, str]:
 
 
 def _pair_index(pairs: Sequence[KeyPair], name: str) -> int | None:
-    """The index of the pair that a name means: `input.column` or a computed key as the job writes it, or `column`,
-    looked up on the left side first."""
+    """Return the index of the pair that a name means: `input.column` or a computed key as the job writes it, or
+    `column`, looked up on the left side first."""
     refs = [(pair.left, index) for index, pair in enumerate(pairs)]
     refs += [(pair.right, index) for index, pair in enumerate(pairs)]
     spelled = [index for ref, index in refs if str(ref) == name] + [index for ref, index in refs if ref.column == name]
@@ -189,7 +189,7 @@ def _short_name(pair: KeyPair, step: int) -> str:
 
 
 def _read_value(field: pa.Field, text: str, name: str) -> pa.Array:
-    """The value, read as if from a JSON record of that input (V3)."""
+    """Return the value, read as if from a JSON record of that input (V3)."""
     kind = field.type
     unquoted = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
     value = text if unquoted else json.dumps(text)
@@ -222,8 +222,8 @@ def _key_columns(job: StreamJoin, index: int) -> str:
 
 
 def group_key(job: Job, step: StepSpec, texts: Sequence[str], number: int | None) -> StepKey:
-    """The group that these texts name, by columns of inputs and computed ones: COLUMN=VALUE, or COLUMN alone for no
-    value. `number` can only be that of the step. Raises JoineryError, which says what is wrong with the texts."""
+    """Return the group that these texts name, by columns of inputs and computed ones: COLUMN=VALUE, or COLUMN alone for
+    no value. `number` can only be that of the step. Raises JoineryError, which says what is wrong with the texts."""
     if number not in {None, step.number + 1}:
         raise JoineryError(f"Job {job.name} has no step {number}", facts=f"it has {step.number + 1}")
     intake = step.sides[0].intake
@@ -255,8 +255,8 @@ def group_key(job: Job, step: StepSpec, texts: Sequence[str], number: int | None
 
 
 def _group_names(intake: Intake, texts: Sequence[str]) -> dict[str, str | None] | None:
-    """The texts' values by group; None unless they name each group once. A column of an input may stand alone where no
-    other group has its name."""
+    """Return the texts' values by group; None unless they name each group once. A column of an input may stand alone
+    where no other group has its name."""
     groups = intake.keys
     short_names = [name.partition(".")[2] if intake.chained else "" for name in groups]
     names = {short: name for short, name in zip(short_names, groups, strict=True) if short_names.count(short) == 1}

@@ -90,7 +90,7 @@ class KeyView:
 def show(
     job: Job, store: StateReader, texts: Sequence[str], step: int | None = None, pipeline: Pipeline | None = None
 ) -> KeyView:
-    """Finds what is kept for a key. `texts` are COLUMN=VALUE, one for each column of the key. `step` (1 is the first)
+    """Find what is kept for a key. `texts` are COLUMN=VALUE, one for each column of the key. `step` (1 is the first)
     restricts the search to one step. `pipeline` is the compiled job, if the caller has it. Raises JoineryError, which
     says what is wrong with the texts."""
     pipeline, record = pipeline or compile_job(job), record_of(job, store)
@@ -118,7 +118,7 @@ def may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
 def entries_of_key(
     step: StepSpec, key: StepKey, segments: Sequence[tuple[SegmentMeta, Run]], epoch_times: EpochTimes
 ) -> Sequence[EntryView]:
-    """Returns the rows or sessions of the key in these live segments."""
+    """Return the rows or sessions of the key in these live segments."""
     flags = [run.batch for meta, run in segments if meta.part.endswith(FLAGS)]
     stored = []
     for side, spec in enumerate(step.sides):
@@ -131,7 +131,7 @@ def entries_of_key(
 
 
 def _rows_of_key(spec: SideSpec, values: Sequence[pa.Array], rows: slice, batch: pa.RecordBatch) -> np.ndarray:
-    """The numbers of the `rows` that have the key, since another key may have the same hash."""
+    """Return the numbers of the `rows` that have the key, since another key may have the same hash."""
     numbers = np.arange(rows.start, rows.stop)
     for name, value in zip(spec.intake.keys, values, strict=True):
         numbers = numbers[same_value(gather(spec, Selection(batch, numbers), name), value[0])]
@@ -139,7 +139,7 @@ def _rows_of_key(spec: SideSpec, values: Sequence[pa.Array], rows: slice, batch:
 
 
 def same_value(column: pa.Array, value: pa.Scalar) -> np.ndarray:
-    """Returns bool[n]: which rows have the value. In groups NULL is a value like any other, and so is NaN; keys of
+    """Return bool[n]: which rows have the value. In groups NULL is a value like any other, and so is NaN; keys of
     joins have neither."""
     if not value.is_valid:
         equal = column.is_null()

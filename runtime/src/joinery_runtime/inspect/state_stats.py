@@ -175,7 +175,7 @@ def stats(job: Job, store: StateStore) -> Stats:
 def _unflagged_rows(
     store: StateReader, record: JobRecord, side: SideSpec, names: Sequence[str]
 ) -> tuple[JobRecord, pa.Table | None]:
-    """Returns these columns of the side's unflagged rows, and the record to which the rows belong: a driver may replace
+    """Return these columns of the side's unflagged rows, and the record to which the rows belong: a driver may replace
     segments meanwhile. Without columns, reads nothing."""
     if not names:
         return record, None

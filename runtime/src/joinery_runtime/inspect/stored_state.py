@@ -35,20 +35,20 @@ _PAGE = 1000  # epochs of the log read at a time
 
 
 def epoch_log(job: Job, after: int, limit: int) -> tuple[JobRecord, Sequence[EpochRecord]]:
-    """The job's record, and the epoch log after epoch `after`, oldest first."""
+    """Return the job's record, and the epoch log after epoch `after`, oldest first."""
     with open_durable(job) as store:
         return record_of(job, store), store.epochs(job.name, after, limit)
 
 
 def epochs_after(store: JobReader, job: str, epoch: int = 0) -> Iterator[EpochRecord]:
-    """Yields all epochs of the log after `epoch`, oldest first."""
+    """Yield all epochs of the log after `epoch`, oldest first."""
     while page := store.epochs(job, epoch, _PAGE):
         yield from page
         epoch = page[-1].epoch
 
 
 def epoch_line(entry: EpochRecord) -> dict[str, Any]:
-    """An epoch of the log as JSON."""
+    """Return an epoch of the log as JSON."""
     plan = dict(entry.plan)
     plan["watermarks"] = {name: time_value(at) for name, at in plan.get("watermarks", {}).items()}
     plan["horizons"] = {part: [time_value(at) for at in times] for part, times in plan.get("horizons", {}).items()}
@@ -62,7 +62,7 @@ def epoch_line(entry: EpochRecord) -> dict[str, Any]:
 
 
 def epoch_text(entry: EpochRecord) -> str:
-    """An epoch of the log as one line for people."""
+    """Return an epoch of the log as one line for people."""
     result, watermarks = entry.result, entry.plan.get("watermarks", {})
     rows_in: Counter[str] = Counter()
     for partition, rows in result.get("rows_in", {}).items():
@@ -83,7 +83,7 @@ def epoch_text(entry: EpochRecord) -> str:
 
 
 def without_epochs(record: JobRecord) -> JoineryError:
-    """What there is to say of a job that has not committed anything yet, whatever was asked."""
+    """Return what there is to say of a job that has not committed anything yet, whatever was asked."""
     planned = f"epoch {record.plan['epoch']} is planned" if record.plan else "no epoch is planned"
     return JoineryError(
         f"job {record.job} has committed no epoch yet", facts=planned, todo="`joinery run JOB.yaml` runs its epochs"
@@ -96,7 +96,7 @@ def listing(job: Job) -> str:
 
 
 def embedded_listing() -> str:
-    """The jobs whose state is in the embedded Postgres, and where each stands."""
+    """Return the jobs whose state is in the embedded Postgres, and where each stands."""
     folder = embedded_directory()
     if not folder.is_dir():
         return f"no job has kept its state in the embedded Postgres: there is no {folder}"
@@ -117,14 +117,14 @@ def embedded_listing() -> str:
 
 @contextmanager
 def open_durable(job: Job) -> Iterator[StateStore]:
-    """Opens the job's store. Raises JoineryError if the store does not outlive the job."""
+    """Open the job's store. Raises JoineryError if the store does not outlive the job."""
     with open_store(durable(job), lambda _: None) as opened:
         yield opened.store
 
 
 @contextmanager
 def open_also_moved(job: Job) -> Iterator[PostgresStore]:
-    """Opens the store of a `durable` job, even if the state was moved away and the job may no longer use the store."""
+    """Open the store of a `durable` job, even if the state was moved away and the job may no longer use the store."""
     with ExitStack() as stack:
         if job.spec.state_store.postgres is not None:
             address = store_address(job)
@@ -135,7 +135,7 @@ def open_also_moved(job: Job) -> Iterator[PostgresStore]:
 
 
 def record_of(job: Job, store: JobReader) -> JobRecord:
-    """What the store has of the job. Raises JoineryError if the job never ran."""
+    """Return what the store has of the job. Raises JoineryError if the job never ran."""
     record = store.record(job.name)
     if record is None:
         raise JoineryError(f"the state store knows no job {job.name}", todo="It appears there at its first start")
@@ -149,7 +149,7 @@ def headline(record: JobRecord) -> str:
 
 
 def record_lines(record: JobRecord) -> Iterator[str]:
-    """Yields how far each input has been read, how far each part of the state is closed, and the live segments."""
+    """Yield how far each input has been read, how far each part of the state is closed, and the live segments."""
     yield headline(record)
     for name, data in sorted(input_offsets(record).items()):
         state = InputState.from_bytes(name, data)
@@ -163,7 +163,7 @@ def record_lines(record: JobRecord) -> Iterator[str]:
 
 
 def durable(job: Job) -> Job:
-    """The job with its secrets filled in. Raises JoineryError if its state does not outlive the job."""
+    """Return the job with its secrets filled in. Raises JoineryError if its state does not outlive the job."""
     if job.spec.state_store.memory is not None:
         raise JoineryError(f"job {job.name} keeps its state in memory", facts="nothing of it outlives the job")
     return with_secrets(job)

@@ -52,7 +52,7 @@ def run_trace(
     verbose: bool = False,
     rows: Callable[[int, pa.Table], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yields one result per step. Raises JoineryError naming a malformed step. `store` must not know the job yet.
+    """Yield one result per step. Raises JoineryError naming a malformed step. `store` must not know the job yet.
     `verbose` adds the watermarks that each join step hands on (rule N3). `rows` is called with the output of each step
     that has any, as a table."""
     with local_environment(store) if environment is None else nullcontext(environment) as opened:
@@ -106,7 +106,7 @@ class _Trace:
         return line | ({"warnings": warnings} if warnings else {})
 
     def _output_document(self) -> dict[str, Any]:
-        """The rows of the last step as JSON, by output if the job has several."""
+        """Return the rows of the last step as JSON, by output if the job has several."""
         if self._job.spec.outputs is None:
             (output,) = self._job.outputs
             return {"output": sorted_json_rows(self.rows, JsonStyle(nested=self._job.nested_columns(output)))}
@@ -165,7 +165,7 @@ class _Trace:
             self._idleness.set_active(name, rows)
 
     def _log_of(self, name: str) -> StepLog:
-        """The log of an input, or of the union of which it is a branch."""
+        """Return the log of an input, or of the union of which it is a branch."""
         return self._logs[union_of(name, self._job.inputs)]
 
     def _restart(self) -> None:

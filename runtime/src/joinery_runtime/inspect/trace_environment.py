@@ -87,28 +87,28 @@ class LocalCapture(NamesNoStore):
         return tables
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Takes any schema."""
+        """Take any schema."""
 
     def writer(self) -> LocalCapture:
         return self
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Does nothing: rows become visible when they are taken."""
+        """Do nothing: rows become visible when they are taken."""
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Does nothing: rows become visible when they are taken."""
+        """Do nothing: rows become visible when they are taken."""
 
     def recover(self, recovery: RecoveryContext) -> bool:
         """There is nothing to recover."""
         return False
 
     def close(self) -> None:
-        """Does nothing: nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 @contextmanager
 def local_environment(store: StateStore) -> Iterator[TraceEnvironment]:
-    """Runs all tasks in this process."""
+    """Run all tasks in this process."""
     with tempfile.TemporaryDirectory(prefix="joinery-trace-") as cache:
         yield _LocalEnvironment(store, Path(cache))
 

@@ -35,8 +35,8 @@ _FILES = "/history"  # stands for these files
 
 
 def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
-    """Raises JoineryError if the value is not a step, names an input or a history that the job does not have, or
-    deletes in a way that no table of the job understands."""
+    """Raise JoineryError if the value is not a step, names an input or a history that the job does not have, or
+    delete in a way that no table of the job understands."""
     kind = _KINDS.get(frozenset(step))
     if kind is None:
         todo = f"A step has {', '.join('input and rows' if 'input' in keys else min(keys) for keys in _KINDS)}"
@@ -70,7 +70,7 @@ def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
 
 
 def _check_unions(number: int, step: Step, name: str, inputs: Sequence[Input]) -> None:
-    """Raises JoineryError if the step has a union's rows by its own name, or the watermark of a branch."""
+    """Raise JoineryError if the step has a union's rows by its own name, or the watermark of a branch."""
     union = union_of(name, inputs)
     if name != union and _WATERMARKS & step.keys():
         facts = f"it is a branch of {union!r}, which has the watermark"
@@ -95,12 +95,12 @@ def _check_deletion(row_label: str, row: Mapping[str, Any], table: Table | None)
 
 
 def union_of(name: str, inputs: Iterable[Input]) -> str:
-    """The union of which an input is a branch, or the input itself."""
+    """Return the union of which an input is a branch, or the input itself."""
     return next((side.name for side in inputs if any(part.name == name for part in side.parts)), name)
 
 
 def united_step(step: Step, inputs: Sequence[Input]) -> Step:
-    """The step with rows of a union's branches as rows of the union, whose topics have the branch's name."""
+    """Return the step with rows of a union's branches as rows of the union, whose topics have the branch's name."""
     branches = {part.name: part for side in inputs if len(side.parts) > 1 for part in side.parts}
     if not branches.keys() & rows_by_input(step).keys():
         return step
@@ -115,8 +115,8 @@ def united_step(step: Step, inputs: Sequence[Input]) -> Step:
 
 
 def topics_of(side: Input) -> tuple[str, ...]:
-    """The topics of a trace's input: those that it names if these are several, else one with the input's name; of a
-    union those of its branches."""
+    """Return the topics of a trace's input: those that it names if these are several, else one with the input's name;
+    of a union those of its branches."""
     if len(side.parts) > 1:
         return tuple(branch_topic(part.name, topic) for part in side.parts for topic in topics_of(part))
     return (side.kafka.topics if side.kafka is not None else None) or (side.name,)
@@ -239,11 +239,11 @@ class StepLog(UnsharedSource):
         self._ended |= self._parts if name == self.name else {name}
 
     def refs_of(self, name: str) -> set[PartitionRef]:
-        """The partitions of the input, or of one branch of the union."""
+        """Return the partitions of the input, or of one branch of the union."""
         return {ref for ref in self.refs() if name in {self.name, branch_ref(ref).input}}
 
     def released(self) -> set[PartitionRef]:
-        """The partitions of the union's branches that have ended."""
+        """Return the partitions of the union's branches that have ended."""
         if len(self._parts) == 1:
             return set()
         return {ref for name in self._ended for ref in self.refs_of(name)}
@@ -260,12 +260,12 @@ class StepLog(UnsharedSource):
                 self.partitions.setdefault(self.ref_of(row), []).append(record)
 
     def ref_of(self, row: Mapping[str, Any]) -> PartitionRef:
-        """The partition of a row."""
+        """Return the partition of a row."""
         return PartitionRef(self.name, row.get(TOPIC, self.topics[0]), row.get(PARTITION, 0))
 
     def refs(self) -> list[PartitionRef]:
-        """The partitions in the order of the branches (U3) and of the topics' names (J2): those of the rows so far, and
-        the first one of each topic that has had none."""
+        """Return the partitions in the order of the branches (U3) and of the topics' names (J2): those of the rows so
+        far, and the first one of each topic that has had none."""
         begun = {ref.topic for ref in self.partitions}
         empty = [PartitionRef(self.name, topic, 0) for topic in self.topics if topic not in begun]
         numbers = self._branch_numbers
@@ -312,7 +312,7 @@ class StepLog(UnsharedSource):
             yield RawBatch(part.partition, offsets, values, keys, stamps, headers=headers, origin=origin)
 
     def close(self) -> None:
-        """Does nothing: nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class ScriptedIdleness:
@@ -345,7 +345,7 @@ class ScriptedIdleness:
         self._idle[name] = ({*log.refs()} if idle is None else idle) - {log.ref_of(row) for row in rows}
 
     def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None:
-        """Does nothing: steps say what is idle, positions do not."""
+        """Do nothing: steps say what is idle, positions do not."""
 
     def idle(self) -> dict[str, Collection[str]]:
         released = {name: refs for name, log in self._logs.items() if (refs := log.released())}

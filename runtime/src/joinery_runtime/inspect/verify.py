@@ -105,7 +105,7 @@ def verify(
     last: int | None,
     database: StoreDatabase | None = None,
 ) -> Verdict:
-    """Verifies epochs `first` (None: the first that can be computed again) to `last` (None: the newest one). `database`
+    """Verify epochs `first` (None: the first that can be computed again) to `last` (None: the newest one). `database`
     is the state's; None if the state is not in Postgres. Raises JoineryError if an epoch cannot be computed again, and
     whatever reading the output raises."""
     outputs = Outputs.of(job)
@@ -116,8 +116,8 @@ def verify(
 
     @lru_cache(maxsize=2)
     def receipts(kind: str, epoch: int) -> list[Receipt]:
-        """The receipts of an epoch, even of one committed meanwhile: its file may hold rows of earlier epochs. `kind`
-        is that of the log, or the name of one of several outputs."""
+        """Return the receipts of an epoch, even of one committed meanwhile: its file may hold rows of earlier epochs.
+        `kind` is that of the log, or the name of one of several outputs."""
         several = kind in names
         entries = store.epochs(job.name, epoch - 1, 1)
         logged = [receipt for entry in entries for receipt in entry.result.get("output" if several else kind, ())]
@@ -165,7 +165,7 @@ def verify(
 def _open_contents(
     outputs: Outputs, store: JobReader, record: JobRecord, database: StoreDatabase | None
 ) -> list[tuple[str, Content]]:
-    """The contents of outputs that do not say which epoch a row belongs to, each with the output's name in
+    """Return the contents of outputs that do not say which epoch a row belongs to, each with the output's name in
     differences."""
     newest = store.newest_epoch(outputs.job)
     committed = 0 if newest is None else newest.epoch
@@ -220,7 +220,7 @@ def _empty_verdict(
 
 
 def _first_since_edit(job: Job, course: Replayable) -> int:
-    """The first epoch after the last edit. Raises JoineryError if none was made under the job as it is."""
+    """Return the first epoch after the last edit. Raises JoineryError if none was made under the job as it is."""
     edited = [entry.epoch for entry in course.entries if course.jobs[EpochPlan.from_json(entry.plan).definition] != job]
     if edited and edited[-1] == course.entries[-1].epoch:
         raise JoineryError(
@@ -238,8 +238,8 @@ def _beginning(course: Replayable) -> str:
 
 
 def _pending_plan(job: Job, record: JobRecord, entries: Sequence[EpochRecord]) -> EpochPlan | None:
-    """The pending plan, some of whose rows may already be visible; None also if the job was edited since the plan was
-    made."""
+    """Return the pending plan, some of whose rows may already be visible; None also if the job was edited since the
+    plan was made."""
     if record.plan is None:
         return None
     plan, today = EpochPlan.from_json(record.plan), fingerprint_of(job, compile_job(job))

@@ -277,8 +277,8 @@ def _is_regrouped(job: Job) -> bool:
 
 
 def _keys_by_step(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions: int) -> list[StepKey]:
-    """The keys of which all records are needed. A group holds rows of many keys of the joins before it, so records of
-    one of these alone would not make the rows that were emitted."""
+    """Return the keys of which all records are needed. A group holds rows of many keys of the joins before it, so
+    records of one of these alone would not make the rows that were emitted."""
     keys = keys_of(job, pipeline, texts, None, co_partitions)
     if not _is_regrouped(job):
         return keys
@@ -302,8 +302,8 @@ def _keys_by_step(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partiti
 def _initial_state(
     course: Replayable, store: StateReader, pipeline: Pipeline, keys: Sequence[StepKey]
 ) -> StoredState | None:
-    """The part of the first epoch's state that rows of the key may meet. In a step whose key was not asked for, and if
-    there is no key at all, that is everything."""
+    """Return the part of the first epoch's state that rows of the key may meet. In a step whose key was not asked for,
+    and if there is no key at all, that is everything."""
     key_steps = {key.step for key in keys}
 
     def may_meet_key(meta: SegmentMeta) -> bool:
@@ -314,14 +314,15 @@ def _initial_state(
 
 
 def topic_in_plans(topic: str, plans: Sequence[EpochPlan]) -> str:
-    """A topic's name in plans: for a file its full path, for a branch of a union with the branch's name before it."""
+    """Return a topic's name in plans: for a file its full path, for a branch of a union with the branch's name before
+    it."""
     topics = {planned.partition.topic for plan in plans for planned in plan.ranges}
     ends = [name for name in topics if name.endswith((f"/{topic}", f"{BRANCH_END}{topic}"))]
     return ends[0] if topic not in topics and len(ends) == 1 else topic
 
 
 def _record_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, int, int]) -> FoundRecord:
-    """The record at a place. Raises JoineryError if no epoch has read it."""
+    """Return the record at a place. Raises JoineryError if no epoch has read it."""
     topic, partition, offset = at
     for plan in plans:
         ranges = [
@@ -341,7 +342,7 @@ def _record_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, 
 
 
 def _key_texts(job: Job, record: FoundRecord) -> list[str]:
-    """The COLUMN=VALUE texts of a record's key; none if the record has no key or cannot be decoded."""
+    """Return the COLUMN=VALUE texts of a record's key; none if the record has no key or cannot be decoded."""
     name, key = record.position.partition.input, record.key
     if _is_regrouped(job):
         return []  # all records may be in the rows of the record's group
@@ -435,8 +436,8 @@ class _Comparison:
         return self._reasons[position]
 
     def _rows_with(self, record: FoundRecord) -> Rows:
-        """The rows that the record is part of: sessions by their time, joined rows by the places of their records.
-        Empty for an input of a step before the last one, whose places the rows do not have."""
+        """Return the rows that the record is part of: sessions by their time, joined rows by the places of their
+        records. Empty for an input of a step before the last one, whose places the rows do not have."""
         spec, step = self._pipeline.input(record.position.partition.input), self._pipeline.last
         if spec.step != step.number or record.ts is None:
             return {}
@@ -453,7 +454,7 @@ class _Comparison:
     def _run_epochs(
         self, chosen: ChosenRecords, note: Callable[[EpochPlan, Replay], None] | None = None
     ) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
-        """Runs the epochs. Returns what they yield, and the joined rows that later steps keep at the end."""
+        """Run the epochs. Returns what they yield, and the joined rows that later steps keep at the end."""
         replayed: dict[int, ReplayedEpoch] = {}
         with tempfile.TemporaryDirectory(prefix="joinery-why-") as cache:
             replay = Replay(self._job, chosen, Path(cache), self._stored, self._pipeline)

@@ -142,7 +142,7 @@ class RecordOutcome:
     no_nearest_reason: str = ""
 
     def lines(self, epoch: int, *, unmatched: bool) -> Iterator[str]:
-        """Yields the outcome in words; `epoch` is the record's own."""
+        """Yield the outcome in words; `epoch` is the record's own."""
         retention = self.retention
         if retention.evicted_in is None:
             yield f"kept until {retention.words} ({rule_of(retention.rule)})"
@@ -181,7 +181,7 @@ class RecordOutcomes:
         self._read: dict[str, MatchableRows | None] = {}
 
     def of(self, record: FoundRecord) -> RecordOutcome | None:
-        """The outcome of a record; None if the record is not a row that can match, which is never kept."""
+        """Return the outcome of a record; None if the record is not a row that can match, which is never kept."""
         name = record.position.partition.input
         spec, rows = self._pipeline.input(name), self._rows_of_input(name)
         at = None if rows is None else rows.at(record.position)
@@ -269,7 +269,7 @@ class RecordOutcomes:
         return self._still_kept(step, side, AcceptedRow(side, last, np.array([last])))
 
     def waiting(self, rows: Mapping[str, Sequence[int]]) -> list[WaitingRows]:
-        """The joined rows that later steps keep; `rows` are their event times, by part of the state."""
+        """Return the joined rows that later steps keep; `rows` are their event times, by part of the state."""
         waiting_rows = []
         for part, times_of in sorted(rows.items()):
             step, side = self._pipeline.side(part)
@@ -286,7 +286,7 @@ class RecordOutcomes:
         return RetentionReport(None, words, step.kind.retention[side].rule)
 
     def _taken_in(self, rows: MatchableRows, numbers: np.ndarray) -> np.ndarray:
-        """Returns bool[n]: which of these rows were not dropped."""
+        """Return bool[n]: which of these rows were not dropped."""
         return np.array([self._drop_reason(rows, at) is None for at in numbers.tolist()], dtype=bool)
 
     def _drop_reason(self, rows: MatchableRows, at: int) -> str | None:
@@ -343,8 +343,9 @@ class RecordOutcomes:
         *,
         true: bool,
     ) -> tuple[str, str]:
-        """What, other than the event times, prevented the row `at` of a side from matching the record, which arrived in
-        `epoch`, and by which rule. Asks in the engine's order (T3): a row that was dropped or is gone meets nothing."""
+        """Return what, other than the event times, prevented the row `at` of a side from matching the record, which
+        arrived in `epoch`, and by which rule. Asks in the engine's order (T3): a row that was dropped or is gone meets
+        nothing."""
         came, rule = int(rows.epochs[at]), description.matches_by
         reason = self._drop_reason(rows, at)
         if reason is not None:
@@ -378,8 +379,8 @@ class RecordOutcomes:
         return "within reach; no row of the two was emitted so far", rule
 
     def _joined_of(self, side: SideSpec, rows: MatchableRows, at: int) -> RecordPosition | None:
-        """The record of a joined row whose time the bound counts from: of those of that time, the one that has most of
-        the row's columns. None: it was read before the first of the plans."""
+        """Return the record of a joined row whose time the bound counts from: of those of that time, the one that has
+        most of the row's columns. None: it was read before the first of the plans."""
         records = self._rows_of_input(side.time)
         if records is None:
             return None
@@ -428,7 +429,7 @@ class RecordOutcomes:
 
 
 def _numbers_of_key(step: StepSpec, own: Selection, rows: MatchableRows) -> np.ndarray:
-    """The numbers of the rows that have the key of the one row `own`; without keys, of all rows."""
+    """Return the numbers of the rows that have the key of the one row `own`; without keys, of all rows."""
     if step.broadcast:
         return np.arange(len(rows))
     return np.flatnonzero(rows.batch.column(HASH).to_numpy() == own.numbers(HASH)[0])
@@ -437,7 +438,7 @@ def _numbers_of_key(step: StepSpec, own: Selection, rows: MatchableRows) -> np.n
 def _accepted_row(
     side: int, own: Selection, near: Sequence[tuple[int, MatchableRows, np.ndarray]], before: int
 ) -> AcceptedRow:
-    """The row, together with the rows of its key that had arrived before an epoch."""
+    """Return the row, together with the rows of its key that had arrived before an epoch."""
     (ts,) = own.numbers(TS).tolist()
     own_version, times, newer = _version_order(own)[0], [np.array([ts])], list[int]()
     for other, rows, of_key in near:
@@ -449,5 +450,5 @@ def _accepted_row(
 
 
 def _version_order(rows: Selection) -> list[tuple[int, int, int]]:
-    """The order of versions of a key (A1)."""
+    """Return the order of versions of a key (A1)."""
     return list(zip(*(rows.numbers(name).tolist() for name in (TS, OFFSET, PARTITION)), strict=True))

@@ -110,7 +110,7 @@ class ChosenRecords:
         return next(self.read(*plan.ranges), None) is not None
 
     def close(self) -> None:
-        """Does nothing: nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class Gathering:
     _kept_count: int = 0
 
     def take(self, plan: EpochPlan) -> dict[str, int]:
-        """Takes all that an epoch read. Returns how many records each partition yielded, named as in the epoch log.
+        """Take all that an epoch read. Returns how many records each partition yielded, named as in the epoch log.
         Raises JoineryError if there are too many records to keep, or if they cannot be read."""
         read: Counter[str] = Counter()
         for planned in plan.ranges:
@@ -179,7 +179,7 @@ class Gathering:
         self.records += self._find_records(epoch, name, raw, decoded, np.flatnonzero(of_key | named))
 
     def _find_ahead(self, name: str, raw: RawBatch, decoded: Decoded, future: FutureCheck) -> dict[int, str]:
-        """The rows that are too far ahead, by position in the batch, with the reason."""
+        """Return the rows that are too far ahead, by position in the batch, with the reason."""
         of_all, batches = raw.timestamps, decoded.rows.combine_chunks().to_batches()
         if not batches:
             return {}
@@ -188,7 +188,7 @@ class Gathering:
         return {int(decoded.index[row]): reason for row, reason in reasons.items()}
 
     def _has_key(self, name: str, decoded: Decoded, key: Key) -> np.ndarray:
-        """Returns bool[rows]: which decoded rows have the key."""
+        """Return bool[rows]: which decoded rows have the key."""
         intake, rows = self.pipeline.intake(name), decoded.rows.combine_chunks()
         has = np.ones(rows.num_rows, dtype=bool)
         for column, value in key.items():
@@ -217,7 +217,7 @@ class Gathering:
 
 
 def _column_values(intake: Intake, rows: pa.Table, name: str) -> pa.Array:
-    """A column of the input, or one that the job computes."""
+    """Return a column of the input, or one that the job computes."""
     computed = dict(intake.computed)
     if name in computed:
         evaluated = computed[name].evaluate(lambda ref: rows[ref.column].combine_chunks(), rows.num_rows)
@@ -227,7 +227,7 @@ def _column_values(intake: Intake, rows: pa.Table, name: str) -> pa.Array:
 
 
 def keys_by_input(pipeline: Pipeline, keys: Collection[StepKey], inputs: Collection[str]) -> dict[str, list[Key]]:
-    """The values of the keys in each input's key columns. Leaves out inputs without such a column."""
+    """Return the values of the keys in each input's key columns. Leaves out inputs without such a column."""
     keys_of_inputs: dict[str, list[Key]] = {}
     input_names = {spec.name for spec in pipeline.inputs}
     for key in keys:

@@ -80,7 +80,7 @@ class InitialState:
     stored: StoredState | None
 
     def rows(self, name: str) -> Iterator[tuple[pa.RecordBatch, list[RecordPosition]]]:
-        """Yields the rows of an input in that state, as `prepare` makes them, with their places."""
+        """Yield the rows of an input in that state, as `prepare` makes them, with their places."""
         spec = self.pipeline.input(name)
         step = self.pipeline.steps[spec.step]
         side = step.sides[spec.side]
@@ -113,14 +113,14 @@ class InitialState:
 
 
 def rows_above_floor(step: StepSpec, side: int, rows: pa.RecordBatch, floor: int | None) -> pa.RecordBatch:
-    """The rows of a segment that are still kept when its part of the state is closed up to `floor`."""
+    """Return the rows of a segment that are still kept when its part of the state is closed up to `floor`."""
     since = None if floor is None else step.kind.retention[side].keep_from(floor)
     return rows if since is None else rows.filter(pa.array(rows.column(TS).to_numpy() >= since))
 
 
 def _partition_of_row(name: str, numbered: int, offset: int, state: InputState) -> PartitionRef:
-    """The partition of a stored row, which says its topic by number. Several topics may have number 0, which rows of
-    earlier releases have: names all topics from which the row may be."""
+    """Return the partition of a stored row, which says its topic by number. Several topics may have number 0, which
+    rows of earlier releases have: names all topics from which the row may be."""
     topic_number, partition = split_partition(numbered)
     numbers = state.topic_numbers.by_topic
     topics = {

@@ -40,9 +40,9 @@ _ANY_JOB = TypeVar("_ANY_JOB", bound=Job)
 
 
 def definition(job: Job) -> dict[str, Any]:
-    """The definition as JSON without secrets; equal for jobs that make the same rows from the same plan. Defaults are
-    omitted, so that a release with more of them finds the definitions of an earlier release equal. SQL counts as the
-    fields that it stands for."""
+    """Return the definition as JSON without secrets; equal for jobs that make the same rows from the same plan.
+    Defaults are omitted, so that a release with more of them finds the definitions of an earlier release equal. SQL
+    counts as the fields that it stands for."""
     spec = job.spec.model_copy(update=job.without_sql)
     fields = spec.model_dump(mode="json", by_alias=True, include=set(_defining(job)), exclude_defaults=True)
     document: dict[str, Any] = json.loads(json.dumps(_without(_SECRET, fields)))
@@ -59,7 +59,7 @@ def definition(job: Job) -> dict[str, Any]:
 
 
 def _without_names(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A definition's fields without those that say how columns are named."""
+    """Return a definition's fields without those that say how columns are named."""
     return {key: value for key, value in fields.items() if key not in _NAMES}
 
 
@@ -75,9 +75,9 @@ def same_rows(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def definition_hash(fields: Mapping[str, Any]) -> str:
-    """A short name for a definition, stored in plans; before the colon its version. Equal names: epochs give the same
-    rows in the same places from the same plan and records. Where records come from and how event time moves is in the
-    plan itself. A name of another version says nothing."""
+    """Return a short name for a definition, stored in plans; before the colon its version. Equal names: epochs give the
+    same rows in the same places from the same plan and records. Where records come from and how event time moves is in
+    the plan itself. A name of another version says nothing."""
     rows = _without(_HOW, {**fields, **_as_read(fields)})
     return f"{_HASH_VERSION}:{hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:16]}"
 
@@ -94,7 +94,7 @@ def reads_alike(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def _as_read(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a definition without what a plan fixes."""
+    """Return the inputs of a definition without what a plan fixes."""
     return {
         key: _without({"watermark", "kafka", "file"}, fields[key])
         for key in ("inputs", "input", "unions")
@@ -107,7 +107,8 @@ def _dead_letter(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
-    """The job as it was under a stored definition, with the present settings of `job` for parts of the same name."""
+    """Return the job as it was under a stored definition, with the present settings of `job` for parts of the same
+    name."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     spec = document["spec"]
     targets: dict[str, Any] = {}
@@ -148,8 +149,8 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
 
 
 def with_stored_names(job: Job, stored: Mapping[str, Any] | None) -> Job:
-    """The job with the names that its columns have in the definition that its store has (None: there is none), unless
-    the job says otherwise. Columns that the definition does not have get names by the same rule. Raises
+    """Return the job with the names that its columns have in the definition that its store has (None: there is none),
+    unless the job says otherwise. Columns that the definition does not have get names by the same rule. Raises
     IncompatibleState if a key or a header of the output names a column that is not among them, or two columns have one
     name."""
     if stored is None or not isinstance(job, StreamJoin) or "inputs" not in stored:
@@ -171,7 +172,7 @@ def with_stored_names(job: Job, stored: Mapping[str, Any] | None) -> Job:
 
 
 def _refuse_other_names(named: StreamJoin) -> StreamJoin:
-    """The job, whose columns have their stored names, unless its outputs name other ones."""
+    """Return the job, whose columns have their stored names, unless its outputs name other ones."""
     counts = Counter(column.name for column in named.output_columns)
     if wrong := [name for name in (*named.named_columns, *counts) if counts[name] != 1]:
         raise IncompatibleState(
@@ -197,8 +198,8 @@ def _stored_names(job: str, stored: Mapping[str, Any]) -> StoredNames:
 
 
 def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored inputs with their present settings, and the stored steps with their present limits: raising a limit
-    that stops a plan must let the plan end."""
+    """Return the stored inputs with their present settings, and the stored steps with their present limits: raising a
+    limit that stops a plan must let the plan end."""
     now = {side.name: side.model_dump(mode="json", by_alias=True, exclude_unset=True) for side in job.read_inputs}
     inputs = [_with_settings(side, now.get(side["name"])) for side in stored["inputs"]]
     limits = {
@@ -222,8 +223,8 @@ def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -
 
 
 def _with_limits(stored: Mapping[str, Any], now: Aggregation | None, fields: Any) -> dict[str, Any]:
-    """The stored aggregates and the caps on their state, with the limits of the job as it is `now`: those of exact
-    counts stop plans too. `fields` are what the job says beside its aggregates."""
+    """Return the stored aggregates and the caps on their state, with the limits of the job as it is `now`: those of
+    exact counts stop plans too. `fields` are what the job says beside its aggregates."""
     limits = {
         (call.function, call.column, call.as_): {"limit": call.limit}
         for call in (now.aggregates if now is not None else ())
@@ -245,7 +246,7 @@ def _without(names: Set[str], value: Any) -> Any:
 
 
 def _with_settings_of(stored: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
-    """`stored`, an output, with the settings of the output that has the same target now, whatever its name."""
+    """Return `stored`, an output, with the settings of the output that has the same target now, whatever its name."""
     outputs = [*(spec.get("outputs") or ()), *([spec["output"]] if spec.get("output") else ())]
     outputs.sort(key=lambda output: output.get("name") != stored.get("name"))  # a name decides between equal targets
     same_target = next((output for output in outputs if _is_same_target(stored, output)), spec.get("output"))
@@ -266,7 +267,7 @@ def _is_same_place(stored: Any, now: Any) -> bool:
 
 
 def _with_settings(stored: Mapping[str, Any], now: Any) -> dict[str, Any]:
-    """`stored` with the settings of the same place in the job as it is now."""
+    """Return `stored` with the settings of the same place in the job as it is now."""
     merged = dict(stored)
     for kind, inner in stored.items():
         current = now.get(kind) if isinstance(now, Mapping) else None

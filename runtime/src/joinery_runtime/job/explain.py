@@ -88,7 +88,7 @@ class Explanation:
         return self.render()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return what a notebook shows."""
         return f"<pre>{escape(self.render())}</pre>"
 
     def _plan_lines(self) -> Iterator[str]:
@@ -132,8 +132,8 @@ class Explanation:
 
 
 def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Explanation:
-    """The plan of a valid job. `stored` names, per part of the state, the columns that segments keep. Without it,
-    counts every column of a join with an SQL expression, and otherwise the keys and the selected columns."""
+    """Return the plan of a valid job. `stored` names, per part of the state, the columns that segments keep. Without
+    it, counts every column of a join with an SQL expression, and otherwise the keys and the selected columns."""
     match job:
         case StreamJoin():
             steps = step_plans(job, stored if stored is not None else assumed_columns(job))
@@ -158,7 +158,8 @@ def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Expl
 
 
 def _input_plan(side: Input, where: str | None, repeated: str | None) -> InputPlan:
-    """The plan of an input. `where` is its filter, `repeated` the input that SQL reads again as this one (J13)."""
+    """Return the plan of an input. `where` is its filter, `repeated` the input that SQL reads again as this one
+    (J13)."""
     if isinstance(side, UnionInput):
         return _union_plan(side, where)
     source = f"file {side.file.path}" if side.file else ""
@@ -291,7 +292,7 @@ def _rolling_text(file: FileOutput) -> str:
 
 
 def _named(target: Output | DeadLetter) -> str:
-    """The kind of an output for which there is no text here."""
+    """Return the kind of an output for which there is no text here."""
     return next((name for name in target.KINDS if getattr(target, name, None) is not None), "nothing")
 
 

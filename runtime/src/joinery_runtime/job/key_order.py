@@ -169,8 +169,8 @@ def _is_projection(job: Job) -> bool:
 
 
 def _groups(job: Job) -> tuple[str, ...] | None:
-    """The columns by which the rows of an aggregate, or of those that `topN` ranks, have their shard; None: the job
-    emits no such rows."""
+    """Return the columns by which the rows of an aggregate, or of those that `topN` ranks, have their shard; None: the
+    job emits no such rows."""
     if isinstance(job, SessionWindow):
         return job.sessions.group_by
     if not isinstance(job, StreamJoin) or job.last_aggregation is None:

@@ -93,14 +93,14 @@ def job_from(data: Mapping[str, Any], *, plain_numbers: bool = False) -> Job:
 
 
 def located(error: JobError, path: str | Path) -> JobError:
-    """The same problems with the name of the file, and the lines of their paths in it. For an error that was found
-    after `load_job`."""
+    """Return the same problems with the name of the file, and the lines of their paths in it. For an error that was
+    found after `load_job`."""
     lines = lines_of(path)
     return JobError(str(path), [replace(problem, line=lines.get(problem.path)) for problem in error.problems])
 
 
 def lines_of(path: str | Path) -> dict[str, int]:
-    """The line of every place in a job file, by its path in the resource. Raises JobError."""
+    """Return the line of every place in a job file, by its path in the resource. Raises JobError."""
     document = _the_resource(read_documents(Path(path).read_text(encoding="utf-8"), str(path)), str(path))
     return {path_text(at): line for at, line in document.lines.items()}
 
@@ -166,7 +166,7 @@ def _the_resource(documents: list[Document], source: str) -> Document:
 
 
 def _identity(document: Document) -> Iterator[Finding]:
-    """Yields mistakes in what must be right before the rest can be judged."""
+    """Yield mistakes in what must be right before the rest can be judged."""
     data = document.data
     if not isinstance(data, dict):
         yield (), "a resource is a mapping with apiVersion, kind, metadata and spec"

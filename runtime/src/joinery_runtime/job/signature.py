@@ -141,7 +141,7 @@ def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequ
 
 
 def _key_type(job: StreamJoin, pair: KeyPair) -> str:
-    """The type of a key. Only the core knows that of an expression, which the types of what it reads decide."""
+    """Return the type of a key. Only the core knows that of an expression, which the types of what it reads decide."""
     for ref in (pair.left, pair.right):
         if not isinstance(ref, ComputedKey):
             return job.input(ref.input).types[ref.column].key_type
@@ -174,7 +174,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
 
 
 def _lifted(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts version 1, which described one inner interval step of two inputs, to version 2."""
+    """Convert version 1, which described one inner interval step of two inputs, to version 2."""
     left, right = old["inputs"]
     return {
         "version": SIGNATURE_VERSION,

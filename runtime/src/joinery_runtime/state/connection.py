@@ -41,7 +41,7 @@ class GuardedConnection:
 
     @contextmanager
     def session(self) -> Iterator[Connection]:
-        """Yields the connection in autocommit mode. Raises StoreUnavailable, or StateError if Postgres rejects a
+        """Yield the connection in autocommit mode. Raises StoreUnavailable, or StateError if Postgres rejects a
         statement."""
         with self._lock:
             try:
@@ -53,7 +53,7 @@ class GuardedConnection:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Yields the connection in a READ COMMITTED transaction that ends with the block."""
+        """Yield the connection in a READ COMMITTED transaction that ends with the block."""
         with self.session() as connection, connection.transaction():
             connection.execute(_PATIENCE)
             yield connection
@@ -117,7 +117,7 @@ class GuardedConnections:
             yield connection
 
     def close(self) -> None:
-        """Closes the connections that no session is using."""
+        """Close the connections that no session is using."""
         for guarded in self._idle:
             guarded.close()
 

@@ -178,7 +178,7 @@ def ensure_schema(connection: Connection, schema: str) -> None:
 
 
 def installed_version(connection: Connection, schema: str) -> int:
-    """The schema's version; 0 if there is no schema."""
+    """Return the schema's version; 0 if there is no schema."""
     if connection.execute(_HAS_VERSION, (schema,)).fetchone() is None:
         return 0
     row = connection.execute(sql.SQL(_VERSION).format(schema=sql.Identifier(schema))).fetchone()

@@ -86,7 +86,7 @@ def no_job(job: str) -> StateError:
 
 
 def require_owned(stored: StoredJob | None, job: str, generation: int | None) -> StoredJob:
-    """Returns the stored job. Raises StateError if there is none, and Fenced if `generation` is given and does not own
+    """Return the stored job. Raises StateError if there is none, and Fenced if `generation` is given and does not own
     the job."""
     return require_job(stored, job) if generation is None else check_owner(stored, job, generation)
 
@@ -148,7 +148,7 @@ def missing_segments(job: str, keys: Iterable[str], reason: str) -> StateError:
 
 
 def name_keys(keys: Iterable[str]) -> str:
-    """The first few keys in order, and how many more there are."""
+    """Return the first few keys in order, and how many more there are."""
     ordered = sorted(keys)
     more = len(ordered) - _KEYS_IN_MESSAGE
     return ", ".join(ordered[:_KEYS_IN_MESSAGE]) + (f" and {more} more" if more > 0 else "")
@@ -180,7 +180,7 @@ def moved_error(stored: StoredJob) -> StateError:
 
 
 def check_owner(stored: StoredJob | None, job: str, generation: int) -> StoredJob:
-    """Raises Fenced unless `generation` is the job's newest one."""
+    """Raise Fenced unless `generation` is the job's newest one."""
     if stored is not None and stored.generation != generation:
         raise fenced_error(job, generation, str(stored.generation))
     return require_job(stored, job)
@@ -195,7 +195,7 @@ def fenced_error(job: str, generation: int, by: str) -> Fenced:
 
 
 def next_owner(stored: StoredJob, candidate: OwnerCandidate) -> str:
-    """Returns the owner of the state, as JSON, once the candidate has acquired `stored.generation`. Raises
+    """Return the owner of the state, as JSON, once the candidate has acquired `stored.generation`. Raises
     StateTaken."""
     recorded = decode_owner(stored.owner)
     check_candidate(stored.job, recorded, candidate)
@@ -258,7 +258,7 @@ def _standing_text(at: OwnershipToken) -> str:
 
 
 def check_claim(stored: StoredJob | None, job: str, expected: OwnershipToken) -> None:
-    """Raises Fenced for an attempt of a fenced driver, or of an epoch that is over. Such attempts may claim nothing."""
+    """Raise Fenced for an attempt of a fenced driver, or of an epoch that is over. Such attempts may claim nothing."""
     existing = check_owner(stored, job, expected.generation)
     current = ownership(existing.generation, existing.epoch, pending=existing.plan is not None)
     if current != expected:
@@ -270,14 +270,14 @@ def check_claim(stored: StoredJob | None, job: str, expected: OwnershipToken) ->
 
 
 def ownership(generation: int, epoch: int, *, pending: bool) -> OwnershipToken:
-    """The standing that these stored values mean: a pending plan is always for the next epoch (`check_plan`)."""
+    """Return the standing that these stored values mean: a pending plan is always for the next epoch (`check_plan`)."""
     return OwnershipToken(generation, epoch, epoch + 1 if pending else None)
 
 
 def check_commit(
     stored: StoredJob | None, job: str, generation: int, commit: EpochCommit, named: Mapping[str, StoredSegment]
 ) -> None:
-    """Raises Fenced or StateError unless the commit may happen. `named` holds those segments of `commit.upserts` and
+    """Raise Fenced or StateError unless the commit may happen. `named` holds those segments of `commit.upserts` and
     `commit.deletes` that exist."""
     owner = check_owner(stored, job, generation)
     if commit.epoch != owner.epoch + 1:
@@ -324,13 +324,13 @@ def readable(segment: StoredSegment, *, pinned: bool) -> bool:
 
 
 def staged_epoch(stored: StoredJob, meta: SegmentMeta) -> int:
-    """The epoch that a segment is staged under. Compaction may give a new segment an older `meta.epoch`, which must not
-    make it garbage."""
+    """Return the epoch that a segment is staged under. Compaction may give a new segment an older `meta.epoch`, which
+    must not make it garbage."""
     return max(meta.epoch, stored.epoch + 1)
 
 
 def check_stage(job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> dict[str, tuple[SegmentMeta, bytes]]:
-    """Returns the segments by key. Raises StateError if one is too big, or if two have the same key."""
+    """Return the segments by key. Raises StateError if one is too big, or if two have the same key."""
     for meta, blob in segments:
         if len(blob) > MAX_SEGMENT_BYTES:
             raise StateError(
@@ -371,8 +371,8 @@ def different_bytes(job: str, key: str) -> StateError:
 
 
 def epoch_after_reset(stored: StoredJob) -> int:
-    """The last epoch number used once the pending plan is dropped. Dropping uses up the plan's number, because output
-    of that epoch may have been written (M3)."""
+    """Return the last epoch number used once the pending plan is dropped. Dropping uses up the plan's number, because
+    output of that epoch may have been written (M3)."""
     return stored.epoch if stored.plan is None else stored.epoch + 1
 
 
@@ -384,7 +384,7 @@ def oldest_logged_epoch(epoch: int) -> int:
 
 
 def encode_json(value: Json) -> str:
-    """Returns JSON text. Raises StateError for what JSON cannot hold (NaN, infinity, bytes).
+    """Return JSON text. Raises StateError for what JSON cannot hold (NaN, infinity, bytes).
 
     Plans, results and definitions are stored as JSON *text*, not JSONB: a pending plan is replayed exactly as written,
     and JSONB would turn 1e16 into an integer and reject a string that holds U+0000.
@@ -400,12 +400,12 @@ def encode_json(value: Json) -> str:
 
 
 def decode_optional(text: str | None) -> Any:
-    """Decodes JSON text; None stays None."""
+    """Decode JSON text; None stays None."""
     return None if text is None else json.loads(text)
 
 
 def by_bytes(items: Iterable[tuple[_T, int]], *, most: int = BATCH_BYTES) -> Iterator[list[_T]]:
-    """Groups items, each given with its size in bytes, into batches that fit in memory: at most `most` bytes and BATCH
+    """Group items, each given with its size in bytes, into batches that fit in memory: at most `most` bytes and BATCH
     items, and at least one item."""
     batch: list[_T] = []
     batch_bytes = 0

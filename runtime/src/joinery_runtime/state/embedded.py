@@ -41,7 +41,7 @@ def embedded_directory() -> Path:
 
 @contextmanager
 def start_ahead(directory: Path) -> Iterator[None]:
-    """Starts the server in a thread while the caller does something else. If the server does not start, the caller gets
+    """Start the server in a thread while the caller does something else. If the server does not start, the caller gets
     the error when it opens the server itself. Leaving the block does not wait for a server that is recovering."""
     over = threading.Event()
 
@@ -68,7 +68,7 @@ class _Abandoned(Exception):
 
 @contextmanager
 def embedded_postgres(directory: Path, pause: Callable[[float], None] = time.sleep) -> Iterator[str]:
-    """Yields the DSN of a server whose data is in `directory`, which is created if it does not exist.
+    """Yield the DSN of a server whose data is in `directory`, which is created if it does not exist.
 
     All users of one directory, threads and processes, share one server: the first starts it, the last stops it. A user
     that was killed does not count. `pause(seconds)` waits for a server that is not ready; an exception from `pause`
@@ -97,7 +97,7 @@ def _check_path(directory: Path) -> None:
 
 @contextmanager
 def _hold_lock(directory: Path) -> Iterator[None]:
-    """Holds the lock under which one user at a time starts or stops the server of this directory."""
+    """Hold the lock under which one user at a time starts or stops the server of this directory."""
     with _this_process, ExitStack() as stack:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -187,14 +187,14 @@ def _available_memory() -> int:
 
 
 def _drop_stale_pid(data: Path) -> None:
-    """Removes a dead server's pid file: after a crash of the machine or container another process may have that pid."""
+    """Remove a dead server's pid file: after a crash of the machine or container another process may have that pid."""
     pid_file = data / "postmaster.pid"
     if pid_file.exists() and not postgres_server.is_postgres(int(pid_file.read_text().split()[0])):
         pid_file.unlink()
 
 
 def _await_ready(data: Path, pause: Callable[[float], None] = time.sleep) -> None:
-    """Waits as long as a server of this directory runs without taking connections, because it is starting, recovering
+    """Wait as long as a server of this directory runs without taking connections, because it is starting, recovering
     or stopping. The size of its log bounds how long a recovery takes."""
     if _is_busy(data):
         logger.warning("The embedded Postgres is not ready yet, as after a crash; its log is %s", data / "log")

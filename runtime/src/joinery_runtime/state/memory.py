@@ -80,7 +80,7 @@ class _Job:
             self.segments[key] = replace(item, stored=replace(item.stored, status=status))
 
     def make_live(self, keys: Iterable[str]) -> None:
-        """Makes exactly these segments live and retires all others that were."""
+        """Make exactly these segments live and retires all others that were."""
         self.set_status(list(self.live()), SegmentStatus.RETIRED)
         self.set_status(keys, SegmentStatus.LIVE)
 
@@ -391,7 +391,7 @@ class MemoryStore:
                 )
 
     def close(self) -> None:
-        """Does nothing: the state lives as long as this object."""
+        """Do nothing: the state lives as long as this object."""
 
     def _stored_job(self, job: str) -> StoredJob | None:
         return self._jobs[job].stored if job in self._jobs else None

@@ -27,8 +27,8 @@ CURRENT_STATE_VERSION = STATE_VERSION
 
 
 def unchanged(blob: bytes) -> bytes:
-    """The step to a version whose readers also read blobs of the version before: no segment is rewritten for it. Old
-    segments are read as they are, and compaction writes its results in the new version."""
+    """Return the step to a version whose readers also read blobs of the version before: no segment is rewritten for it.
+    Old segments are read as they are, and compaction writes its results in the new version."""
     return blob
 
 
@@ -37,7 +37,7 @@ MIGRATIONS: Mapping[int, Migration] = {1: unchanged, 2: unchanged, 3: unchanged}
 
 
 def readable_from(target: int, chain: Mapping[int, Migration]) -> int:
-    """The oldest version whose blobs a release that writes `target` reads without a migration."""
+    """Return the oldest version whose blobs a release that writes `target` reads without a migration."""
     version = target
     while chain.get(version - 1) is unchanged:
         version -= 1
@@ -45,7 +45,7 @@ def readable_from(target: int, chain: Mapping[int, Migration]) -> int:
 
 
 def check_chain(versions: Iterable[int], target: int, chain: Mapping[int, Migration]) -> None:
-    """Raises IncompatibleState if a blob of one of `versions` cannot be brought to `target`."""
+    """Raise IncompatibleState if a blob of one of `versions` cannot be brought to `target`."""
     stored_versions = set(versions)
     if stored_versions and max(stored_versions) > target:
         raise IncompatibleState(
@@ -63,7 +63,7 @@ def check_chain(versions: Iterable[int], target: int, chain: Mapping[int, Migrat
 
 
 def migrate(blob: bytes, from_version: int, to_version: int, chain: Mapping[int, Migration] = MIGRATIONS) -> bytes:
-    """Returns the blob at `to_version`. Raises IncompatibleState for a missing or failing step, or a newer blob."""
+    """Return the blob at `to_version`. Raises IncompatibleState for a missing or failing step, or a newer blob."""
     check_chain([from_version], to_version, chain)
     for step in range(from_version, to_version):
         blob = _apply_step(chain[step], blob, step)
@@ -73,7 +73,7 @@ def migrate(blob: bytes, from_version: int, to_version: int, chain: Mapping[int,
 def migrate_segment(
     meta: SegmentMeta, blob: bytes, target: int, chain: Mapping[int, Migration], generation: int
 ) -> tuple[SegmentMeta, bytes]:
-    """Returns the segment at `target` under a new key, `<old key>~<target>.<generation>`.
+    """Return the segment at `target` under a new key, `<old key>~<target>.<generation>`.
 
     The old key keeps its bytes: savepoints pin it for a rollback, and executors cache blobs by key. Flags still name
     the segment by its old key (`core.table.segment.first_key`).
@@ -102,7 +102,7 @@ _READ_TRIES = 5
 def read_live(
     store: StateReader, record: JobRecord, choose: Callable[[JobRecord], list[SegmentMeta]]
 ) -> Iterator[tuple[JobRecord, dict[str, bytes]]]:
-    """Yields the blobs of the live segments that `choose` selects, batch by batch, each with the record they belong to.
+    """Yield the blobs of the live segments that `choose` selects, batch by batch, each with the record they belong to.
 
     A running driver may replace a segment before it is read; then `choose` gets the newest record. Raises StateError if
     a segment is missing all the same.
@@ -133,7 +133,7 @@ def read_runs(
     predicate: Callable[[SegmentMeta], bool],
     take: Callable[[SegmentMeta, Run], T],
 ) -> tuple[JobRecord, dict[str, T]]:
-    """Returns what `take` makes of each live segment that the `predicate` accepts, by the segment's key, and the record
+    """Return what `take` makes of each live segment that the `predicate` accepts, by the segment's key, and the record
     in which these segments are live: a running driver may replace segments while they are read."""
     extracts: dict[str, T] = {}
 
@@ -149,7 +149,7 @@ def read_runs(
 
 
 def flagged_rows(rows: pa.RecordBatch, segment: str, flags: Iterable[pa.RecordBatch]) -> np.ndarray:
-    """Returns bool[n]: which rows of a segment are flagged, in the segment itself or by `flags`, rows of flag
+    """Return bool[n]: which rows of a segment are flagged, in the segment itself or by `flags`, rows of flag
     segments."""
     flagged = np.zeros(rows.num_rows, dtype=bool)
     if FLAG in rows.schema.names:

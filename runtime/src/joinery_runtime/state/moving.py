@@ -85,7 +85,7 @@ class MovableStore(PostgresStore):
     """A store as the source or the target of a move."""
 
     def contents(self, job: str) -> Moving:
-        """Counts what a move would take along. Raises StateError if there is nothing to move."""
+        """Count what a move would take along. Raises StateError if there is nothing to move."""
         with self._connection.session() as connection:
             _require_present(self._stored(connection, job), job)
             counts = self._count_rows(connection, job)
@@ -101,7 +101,7 @@ class MovableStore(PostgresStore):
             return connection.execute(self._compose(_KNOWS, "jobs"), {"job": job}).fetchone() is not None
 
     def move_to(self, target: MovableStore, job: str) -> None:
-        """Moves the job, or finishes an interrupted move. After a StateError the call can be repeated."""
+        """Move the job, or finish an interrupted move. After a StateError the call can be repeated."""
         self._require_another_location(target, job)
         with self._connection.session() as connection:
             stored = _require_present(self._stored(connection, job), job)
@@ -115,7 +115,7 @@ class MovableStore(PostgresStore):
         self._leave(job, target.location)
 
     def stay(self, job: str) -> None:
-        """Gives up an unfinished move, so that the job continues here. Raises StateError if no move is under way."""
+        """Give up an unfinished move, so that the job continues here. Raises StateError if no move is under way."""
         with self._connection.transaction() as connection:
             stored = self._lock(connection, job)
             if stored is None or stored.deleted or stored.moved_to is None:
@@ -123,7 +123,7 @@ class MovableStore(PostgresStore):
             connection.execute(self._compose(_CLEAR_MOVED_TO, "jobs"), {"job": job})
 
     def _require_another_location(self, target: MovableStore, job: str) -> None:
-        """Raises StateError if both ends are the same place. Two sessions cannot both hold one advisory lock of a
+        """Raise StateError if both ends are the same place. Two sessions cannot both hold one advisory lock of a
         database, whatever addresses they connected to."""
         with self._connection.transaction() as source_connection, target._connection.transaction() as target_connection:
             lock_rows = [
@@ -220,7 +220,7 @@ class MovableStore(PostgresStore):
 
 
 def _require_present(stored: StoredJob | None, job: str) -> StoredJob:
-    """Returns the stored job, even while it is being moved. Raises StateError if there is no state here."""
+    """Return the stored job, even while it is being moved. Raises StateError if there is no state here."""
     if stored is None or (stored.deleted and stored.moved_to is None):
         raise decisions.no_job(job)
     if stored.deleted:

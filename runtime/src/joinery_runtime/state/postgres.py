@@ -73,7 +73,7 @@ class PostgresStore:
 
     @classmethod
     def connect(cls, dsn: str, schema: str = "joinery") -> Self:
-        """Connects now, and creates or upgrades the schema. Raises StoreUnavailable or IncompatibleState."""
+        """Connect now, and create or upgrade the schema. Raises StoreUnavailable or IncompatibleState."""
         store = cls(dsn, schema)
         with store._connection.session():
             return store
@@ -128,7 +128,7 @@ class PostgresStore:
             return self._read_record(connection, job)
 
     def jobs(self) -> list[str]:
-        """The names of the jobs of which this store has state, also of those whose state was moved away."""
+        """Return the names of the jobs of which this store has state, also of those whose state was moved away."""
         with self._connection.session() as connection:
             return [name for (name,) in connection.execute(self._sql[statements.JOBS])]
 
@@ -338,7 +338,8 @@ class PostgresStore:
                 self._delete(connection, stored)
 
     def moved_to(self, job: str) -> str | None:
-        """The place to which `state.moving` has moved the job from here, or is moving it; None if there is no move."""
+        """Return the place to which `state.moving` has moved the job from here, or is moving it; None if there is no
+        move."""
         with self._connection.session() as connection:
             stored = self._stored(connection, job)
         return None if stored is None else stored.moved_to
@@ -347,14 +348,14 @@ class PostgresStore:
         self._connection.close()
 
     def _prepare(self, connection: Connection) -> None:
-        """Runs on a new connection: brings the schema to the version that this release knows."""
+        """Run on a new connection: brings the schema to the version that this release knows."""
         ensure_schema(connection, self.schema)
 
     def _stored(self, connection: Connection, job: str) -> StoredJob | None:
         return _stored_job(job, self._sql.run(connection, statements.JOB, job).fetchone())
 
     def _lock(self, connection: Connection, job: str) -> StoredJob | None:
-        """Reads the job's row and locks it until the transaction ends."""
+        """Read the job's row and lock it until the transaction ends."""
         return _stored_job(job, self._sql.run(connection, statements.LOCK_JOB, job).fetchone())
 
     def _lock_with_segments(

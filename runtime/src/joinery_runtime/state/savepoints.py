@@ -37,7 +37,7 @@ def is_periodic(name: str) -> bool:
 
 
 def name_for_migration(record: JobRecord, target: int) -> str:
-    """The name of a migration's savepoint if the user gave none."""
+    """Return the name of a migration's savepoint if the user gave none."""
     return f"before-state-version-{target}-epoch-{record.committed}"
 
 
@@ -60,7 +60,7 @@ def never(_: StoredSavepoint) -> bool:
 def ensure_pin(
     store: Savepoints, record: JobRecord, name: str, *, done: Callable[[StoredSavepoint], bool] = never
 ) -> Pin:
-    """Makes sure that there is a savepoint `name` of the current state, and returns it.
+    """Make sure that there is a savepoint `name` of the current state, and return it.
 
     An existing savepoint of the same epoch is used as it is. One of another epoch stays if what it was made for is
     `done` and the job has continued since. Otherwise a migration's savepoint is made again, a rollout's raises
@@ -86,7 +86,7 @@ def ensure_pin(
 
 
 def check_rollout(store: Savepoints, record: JobRecord, name: str, *, done: Callable[[StoredSavepoint], bool]) -> None:
-    """Raises RolloutOver if `name` is the savepoint of a rollout that ended without being `done`, or that another
+    """Raise RolloutOver if `name` is the savepoint of a rollout that ended without being `done`, or that another
     rollout came after.
 
     A pod of such a rollout may come late, from a node that was cut off. It must not touch the state of the release that
@@ -114,7 +114,7 @@ def check_rollout(store: Savepoints, record: JobRecord, name: str, *, done: Call
 
 
 def unfinished_rollout(store: Savepoints, record: JobRecord, *, but: str) -> StoredSavepoint | None:
-    """The newest automatic savepoint; None if it is `but`, was rolled back, or an epoch was committed since."""
+    """Return the newest automatic savepoint; None if it is `but`, was rolled back, or an epoch was committed since."""
     automatic = [pin for pin in store.savepoints(record.job) if is_automatic(pin.name)]
     newest = max(automatic, key=lambda pin: pin.created_at, default=None)
     if newest is None or newest.name == but or newest.rolled_back:
@@ -140,7 +140,7 @@ def _later_pins(pin: StoredSavepoint, pins: Iterable[StoredSavepoint]) -> list[S
 
 
 def prune_pins(store: Savepoints, job: str, keep: str) -> list[str]:
-    """Deletes automatic savepoints except `keep` and the newest (MOST_PINS in all). Returns the deleted names."""
+    """Delete automatic savepoints except `keep` and the newest (MOST_PINS in all). Returns the deleted names."""
     automatic = [pin for pin in store.savepoints(job) if is_automatic(pin.name)]
     newest_first = sorted(automatic, key=lambda pin: (pin.name == keep, pin.created_at), reverse=True)
     names = [pin.name for pin in newest_first[MOST_PINS:]]

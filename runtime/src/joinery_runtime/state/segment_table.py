@@ -36,7 +36,7 @@ class SegmentTable:
             self._copy_segments(connection, stored, [item for key, item in by_key.items() if key not in stored_keys])
 
     def read(self, connection: Connection, job: str, keys: Sequence[str]) -> dict[str, bytes]:
-        """Returns the blobs of live and of pinned segments, without the keys that are not there."""
+        """Return the blobs of live and of pinned segments, without the keys that are not there."""
         blobs: dict[str, bytes] = {}
         for batch in cut_batches(keys, BATCH):
             rows = self._sql.run(connection, statements.READ, job, keys=encode_keys(batch), binary=True)
@@ -99,7 +99,7 @@ class SegmentTable:
     def _require_equal(
         self, connection: Connection, job: str, by_key: Mapping[str, tuple[SegmentMeta, bytes]]
     ) -> set[str]:
-        """Returns the keys that are already stored. Raises StateError if one has other bytes."""
+        """Return the keys that are already stored. Raises StateError if one has other bytes."""
         stored = self._sql.run(connection, statements.STORED, job, keys=encode_keys(by_key), binary=True).fetchall()
         for key, blob, meta in stored:
             if by_key[key.decode()] != (SegmentMeta(**meta), blob):

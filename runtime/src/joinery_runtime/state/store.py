@@ -157,17 +157,17 @@ class JobReader(Protocol):
     """Reads what is stored of a job. Takes no generation, waits for no lock, changes nothing."""
 
     def identity(self) -> StoreIdentity:
-        """Identifies this store: the same for everyone who opens it, as long as its tables (or the object in memory)
+        """Identify this store: the same for everyone who opens it, as long as its tables (or the object in memory)
         exist."""
         ...
 
     def record(self, job: str) -> JobRecord | None:
-        """Returns the job's record; None if there is no such job. Raises Moved if the job was moved, and StateError
+        """Return the job's record; None if there is no such job. Raises Moved if the job was moved, and StateError
         while it is being moved."""
         ...
 
     def ownership(self, job: str) -> OwnershipToken | None:
-        """Reads one row, cheap enough for every attempt of a task. None if there is no such job."""
+        """Read one row, cheap enough for every attempt of a task. None if there is no such job."""
         ...
 
     def claims(self, job: str) -> dict[str, str]:
@@ -175,12 +175,13 @@ class JobReader(Protocol):
         ...
 
     def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
-        """The log's epochs > `after`, oldest first. The log goes back 10,000 epochs (`decisions.EPOCH_LOG_LENGTH`)."""
+        """Return the log's epochs > `after`, oldest first. The log goes back 10,000 epochs
+        (`decisions.EPOCH_LOG_LENGTH`)."""
         ...
 
     def newest_epoch(self, job: str) -> EpochRecord | None:
-        """The log entry of the epoch that the state stands on (`JobRecord.committed`): the last one committed, or the
-        savepoint's after a restore. None if there is none, or if it was trimmed."""
+        """Return the log entry of the epoch that the state stands on (`JobRecord.committed`): the last one committed,
+        or the savepoint's after a restore. None if there is none, or if it was trimmed."""
         ...
 
 
@@ -188,7 +189,7 @@ class SegmentReader(Protocol):
     """Reads blobs by key. Blobs are immutable, so a reader may cache them for ever."""
 
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
-        """Returns the blobs of live and of pinned segments, by key. Raises StateError naming a key that is missing, or
+        """Return the blobs of live and of pinned segments, by key. Raises StateError naming a key that is missing, or
         whose bytes are not those that were staged (`blob.check_blob`)."""
         ...
 
@@ -197,12 +198,12 @@ class SavepointReader(Protocol):
     """Reads savepoints."""
 
     def savepoints(self, job: str) -> list[StoredSavepoint]:
-        """The job's savepoints, ordered by name."""
+        """Return the job's savepoints, ordered by name."""
         ...
 
     def pinned(self, job: str, name: str) -> JobRecord:
-        """What the savepoint keeps, as the job's record at that time. No plan is pending, and `epoch` is the last
-        number used by then. Raises StateError if there is no such savepoint."""
+        """Return what the savepoint keeps, as the job's record at that time. No plan is pending, and `epoch` is the
+        last number used by then. Raises StateError if there is no such savepoint."""
         ...
 
 
@@ -218,7 +219,7 @@ class Epochs(Protocol):
     `acquire` gave, and raises Fenced when there is a newer one."""
 
     def acquire(self, job: str, candidate: OwnerCandidate | None = None) -> JobRecord:
-        """Takes the next generation (creating the job at its first start) and returns the record under it. The state
+        """Take the next generation (creating the job at its first start) and return the record under it. The state
         belongs to the candidate from then on. Raises StateTaken, and changes nothing, if it belongs to another owner
         (`owner.check_candidate`). Without a candidate, its owner stays."""
         ...
@@ -226,24 +227,24 @@ class Epochs(Protocol):
     def write_plan(
         self, job: str, generation: int, plan: Json, definition: Json, *, replacing: Json | None = None
     ) -> None:
-        """Stores the pending plan with the job document under which it was made; its "epoch" must be record.epoch + 1.
+        """Store the pending plan with the job document under which it was made; its "epoch" must be record.epoch + 1.
         Raises Fenced, and StateError if another plan, or this one under another definition, is pending. Repeating the
         same call is no error. `replacing` is the pending plan that this one replaces: only a caller that has fenced
         everything that could act on that plan, and has seen that nothing of it is visible, may pass it."""
         ...
 
     def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
-        """Commits an epoch. Raises Fenced, StateError (wrong epoch, unknown staged key), or StoreUnavailable (outcome
+        """Commit an epoch. Raises Fenced, StateError (wrong epoch, unknown staged key), or StoreUnavailable (outcome
         unknown)."""
         ...
 
     def release_claims(self, job: str, generation: int) -> None:
-        """Keeps the job's claims but removes their owners, which are fenced: each then belongs to nobody (""). Raises
+        """Keep the job's claims but remove their owners, which are fenced: each then belongs to nobody (""). Raises
         Fenced."""
         ...
 
     def sweep(self, job: str, generation: int) -> int:
-        """Removes staged segments that no commit can name any more (older generation or committed epoch), and retired
+        """Remove staged segments that no commit can name any more (older generation or committed epoch), and retired
         ones that no savepoint pins. Returns how many. May run beside commits. Raises Fenced."""
         ...
 
@@ -266,7 +267,7 @@ class Savepoints(SavepointReader, Protocol):
         ...
 
     def delete_savepoint(self, job: str, name: str) -> None:
-        """Drops the pins and no live segment: a job that was restored from the savepoint continues."""
+        """Drop the pins and no live segment: a job that was restored from the savepoint continues."""
         ...
 
 
@@ -283,7 +284,7 @@ class Resets(Protocol):
         replaced: Collection[str] = (),
         by: Sequence[tuple[SegmentMeta, bytes]] = (),
     ) -> JobRecord:
-        """Replaces the offsets of the named sources, and the live segments `replaced` by those in `by` (whose keys are
+        """Replace the offsets of the named sources, and the live segments `replaced` by those in `by` (whose keys are
         new to the store), and nothing else. Takes the next generation, so that a running driver is fenced. Raises
         StateError if a plan is pending, unless `drop_plan` is set; then its number is used up, because output of that
         epoch may have been written. `expected` is the job's standing when the arguments were computed. Raises
@@ -301,7 +302,7 @@ class TaskStore(SegmentReader, Protocol):
     hold for as long as the driver owns the job."""
 
     def stage(self, job: str, segments: Sequence[tuple[SegmentMeta, bytes]]) -> None:
-        """Stores segments invisibly; they are durable when the call returns. A call may be repeated. Raises StateError
+        """Store segments invisibly; they are durable when the call returns. A call may be repeated. Raises StateError
         for a known key with different bytes."""
         ...
 
@@ -326,13 +327,13 @@ class Admin(Resets, Protocol):
     up its epoch number, because output of that epoch may have been written."""
 
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
-        """Sets live set, offsets, signature, definition and incarnation to those of the savepoint. Drops the pending
+        """Set live set, offsets, signature, definition and incarnation to those of the savepoint. Drops the pending
         plan and uses up its number; epoch numbers keep counting. Takes the next generation, so that a running driver
         is fenced."""
         ...
 
     def start_from(self, job: str, other: str, name: str) -> JobRecord:
-        """Starts a job from the savepoint `name` of the job `other`. Copies its segments, offsets, signature and
+        """Start a job from the savepoint `name` of the job `other`. Copies its segments, offsets, signature and
         definition, and the log entry of its epoch without what that epoch wrote. The job has an incarnation of its own;
         takes its next generation. Raises StateError if there is no such savepoint, or if the job has any state."""
         ...
@@ -349,7 +350,7 @@ class Admin(Resets, Protocol):
         ...
 
     def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
-        """Empties the live set and drops offsets, signature, definition and plan (whose number is used up). Gives the
+        """Empty the live set and drop offsets, signature, definition and plan (whose number is used up). Gives the
         job a new incarnation and takes the next generation. Log and savepoints stay.
 
         `name` is the savepoint that keeps what is dropped. Raises StateError if the state stands on another epoch than
@@ -359,7 +360,7 @@ class Admin(Resets, Protocol):
         ...
 
     def delete_job(self, job: str) -> None:
-        """Removes all state, savepoints and the log. If the job comes back, generation and epoch numbers keep counting,
+        """Remove all state, savepoints and the log. If the job comes back, generation and epoch numbers keep counting,
         so a zombie of its old life stays fenced, but the incarnation is a new one. No error if there is no such job."""
         ...
 

@@ -36,7 +36,7 @@ def migrate_pinned(
 
 
 def reread(store: JobReader, record: JobRecord) -> JobRecord:
-    """Reads the record again. Raises Fenced if another driver owns the job by now."""
+    """Read the record again. Raises Fenced if another driver owns the job by now."""
     now = store.record(record.job)
     if now is None or now.generation != record.generation:
         raise decisions.fenced_error(
@@ -46,12 +46,12 @@ def reread(store: JobReader, record: JobRecord) -> JobRecord:
 
 
 def check_versions(record: JobRecord, chain: Mapping[int, Migration], target: int) -> None:
-    """Raises IncompatibleState if a step is missing, or if the state is newer than `target`."""
+    """Raise IncompatibleState if a step is missing, or if the state is newer than `target`."""
     check_chain((meta.state_version for meta in record.segments), target, chain)
 
 
 def outdated_segments(record: JobRecord, chain: Mapping[int, Migration], target: int) -> list[SegmentMeta]:
-    """The live segments that a release which writes `target` cannot read before a migration."""
+    """Return the live segments that a release which writes `target` cannot read before a migration."""
     readable = readable_from(target, chain)
     return [meta for meta in record.segments if meta.state_version < readable]
 

@@ -110,7 +110,7 @@ class ParquetReader:
         self._names, self._trial = names, trial
 
     def after(self, trial: Trial) -> ParquetReader:
-        """The same reader, which tries each row group first."""
+        """Return the same reader, which tries each row group first."""
         return ParquetReader(self._names, trial)
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
@@ -163,7 +163,7 @@ class ParquetReader:
                 yield replace(bad_record, refusal=f"rows {first_row:,} to {last_row:,}, {cause}")
 
     def close(self) -> None:
-        """Does nothing: no file stays open."""
+        """Do nothing: no file stays open."""
 
 
 def batches_of(file: pq.ParquetFile, group: RowGroup) -> Iterator[pa.RecordBatch]:
@@ -178,7 +178,7 @@ def _is_damage(error: Exception) -> bool:
 
 @contextmanager
 def opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
-    """Opens a file. Raises SourceError, also for errors that show while the block reads the file."""
+    """Open a file. Raises SourceError, also for errors that show while the block reads the file."""
     try:
         with readable(path):
             try:

@@ -62,7 +62,7 @@ class Part:
 
 
 def held_parts(directory: Path, incarnation: str | None = None) -> list[Part]:
-    """The held files of an incarnation, or of all, in order of their epochs."""
+    """Return the held files of an incarnation, or of all, in order of their epochs."""
     parts = []
     for path in (directory / HELD).glob("epoch-*-rows-*"):
         with suppress(FileNotFoundError):  # a running driver has merged it
@@ -77,7 +77,7 @@ def held_names(directory: Path, incarnations: Iterable[str]) -> str:
 
 
 def groups(parts: Collection[Part]) -> Iterator[list[Part]]:
-    """Groups files that can be merged into one: of one format and, in Parquet, with the same columns. Raises ValueError
+    """Group files that can be merged into one: of one format and, in Parquet, with the same columns. Raises ValueError
     for a file that is gone or torn."""
     missing = [part.path for part in parts if not part.path.exists()]
     if missing:
@@ -91,7 +91,7 @@ def _schema_text(path: Path) -> str:
 
 
 def merge(parts: Sequence[Part], file: IO[bytes]) -> int:
-    """Writes the rows of a group in the order of its parts, and returns their number. Holds at most one row group in
+    """Write the rows of a group in the order of its parts, and return their number. Holds at most one row group in
     memory. Raises ValueError if the number differs from that of the rows that were written."""
     copy = _copy_row_groups if parts[0].path.suffix == ".parquet" else _copy_lines
     count = copy(parts, file)

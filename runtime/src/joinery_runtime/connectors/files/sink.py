@@ -65,7 +65,7 @@ class FileWriter:
 
 
 def _write_staged(path: Path, write: Callable[[IO[bytes]], int]) -> tuple[int, int]:
-    """Writes a file, and makes it and its name durable. Returns what `write` returns, and the file's size."""
+    """Write a file, and make it and its name durable. Returns what `write` returns, and the file's size."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
@@ -88,7 +88,7 @@ def _write_lines(file: IO[bytes], batches: Iterable[pa.RecordBatch], style: Json
 
 
 def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
-    """Writes one row group per batch. Returns the number of rows."""
+    """Write one row group per batch. Returns the number of rows."""
     count, writer = 0, None
     for batch in batches:
         writer = writer or pq.ParquetWriter(file, batch.schema, compression="zstd")
@@ -191,7 +191,7 @@ class FileSink(NamesNoStore, BufferedSink):
     # --- commit -----------------------------------------------------------------------------------------------------
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Checks that the files are there: they become visible only after the commit."""
+        """Check that the files are there: they become visible only after the commit."""
         for receipt in receipts:
             staged = _staged_path(self._directory, receipt["attempt"], _format_of(receipt))
             if not staged.exists():
@@ -202,7 +202,7 @@ class FileSink(NamesNoStore, BufferedSink):
                 )
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Gives files their names. Merged files are removed only once the file with their rows has its name."""
+        """Give files their names. Merged files are removed only once the file with their rows has its name."""
         for receipt in receipts:
             if "life" in receipt:
                 self._take_incarnation(receipt["life"])
@@ -231,7 +231,7 @@ class FileSink(NamesNoStore, BufferedSink):
         self._sweep_staged(lambda _, staged_epoch: staged_epoch < epoch)
 
     def _part_path(self, epoch: int, receipt: Receipt) -> Path:
-        """The path of a part. The name of a merged file sorts after those of the epoch's shards."""
+        """Return the path of a part. The name of a merged file sorts after those of the epoch's shards."""
         suffix = _SUFFIXES[_format_of(receipt)]
         if "rolled" in receipt:
             first, _ = receipt["rolled"][0]
@@ -239,12 +239,13 @@ class FileSink(NamesNoStore, BufferedSink):
         return self._directory / f"epoch-{epoch:012d}-shard-{receipt['shard']:05d}{suffix}"
 
     def _given_up(self, receipt: Receipt) -> Path:
-        """The file whose existence says that the part may be missing. Readers of the folder ignore such names. It is
-        named after the attempt, because a job that starts from the beginning uses the same epochs and shards again."""
+        """Return the file whose existence says that the part may be missing. Readers of the folder ignore such names.
+        It is named after the attempt, because a job that starts from the beginning uses the same epochs and shards
+        again."""
         return self._directory / f".{receipt['attempt']}.gone"
 
     def _publish_part(self, epoch: int, receipt: Receipt) -> bool:
-        """Gives a part its name. Returns whether it is there now, or was given up."""
+        """Give a part its name. Returns whether it is there now, or was given up."""
         staged, part = (
             _staged_path(self._directory, receipt["attempt"], _format_of(receipt)),
             self._part_path(epoch, receipt),
@@ -308,7 +309,7 @@ class FileSink(NamesNoStore, BufferedSink):
         return False
 
     def _sweep_staged(self, garbage: Callable[[int, int], bool]) -> None:
-        """Removes staged files for whose generation and epoch `garbage` is true."""
+        """Remove staged files for whose generation and epoch `garbage` is true."""
         for staged in _with_suffix((self._directory / _STAGING).glob("*")):
             generation, epoch = map(int, staged.name.split("-")[:2])
             if garbage(generation, epoch):
@@ -327,13 +328,13 @@ class FileSink(NamesNoStore, BufferedSink):
             )
 
     def close(self) -> None:
-        """Does nothing: no file stays open."""
+        """Do nothing: no file stays open."""
 
 
 def published(
     directory: str, epoch: int, receipts_of: Callable[[int], Iterable[Receipt]], incarnation: str
 ) -> Iterator[bytes]:
-    """Yields the visible and held rows of an epoch, as lines of JSON without line breaks, also while the job runs.
+    """Yield the visible and held rows of an epoch, as lines of JSON without line breaks, also while the job runs.
     `receipts_of` gives the receipts that an epoch's commit named. `incarnation` is the job's, as in its receipts."""
     folder = Path(directory)
     for part in _with_suffix(folder.glob(f"epoch-{epoch:012d}-shard-*")):
@@ -382,18 +383,18 @@ def _read_lines(part: Path) -> Iterator[bytes]:
 
 
 def _visible_files(directory: Path) -> list[tuple[int, int, Path]]:
-    """The visible files: the first and the last epoch of each, and its path."""
+    """Return the visible files: the first and the last epoch of each, and its path."""
     named = [(_NAME.fullmatch(path.stem), path) for path in _with_suffix(directory.glob("epoch-*"))]
     return [(int(name[2] or name[1]), int(name[1]), path) for name, path in named if name is not None]
 
 
 def _merged_files(directory: Path) -> list[tuple[int, int, Path]]:
-    """The visible files that were merged."""
+    """Return the visible files that were merged."""
     return [file for file in _visible_files(directory) if "-since-" in file[2].stem]
 
 
 def _format_of(receipt: Receipt) -> FileFormat:
-    """A receipt's format. Receipts of earlier releases name none."""
+    """Return a receipt's format. Receipts of earlier releases name none."""
     named: FileFormat = receipt.get("format", "json")
     return named
 
@@ -403,12 +404,12 @@ def _staged_path(directory: Path, attempt: str, file_format: FileFormat) -> Path
 
 
 def _with_suffix(paths: Iterable[Path]) -> list[Path]:
-    """The paths with a suffix that sinks write, sorted by name."""
+    """Return the paths with a suffix that sinks write, sorted by name."""
     return sorted(path for path in paths if path.suffix in _SUFFIXES.values())
 
 
 def _sync_folder(directory: Path) -> None:
-    """Makes new names in a directory durable."""
+    """Make new names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -90,7 +90,7 @@ class ListedFiles(UnsharedSource):
 
     @abstractmethod
     def bounds_of(self, ref: PartitionRef, position: int | None) -> Bounds:
-        """The bounds of a file that was read up to `position` (None: not read yet)."""
+        """Return the bounds of a file that was read up to `position` (None: not read yet)."""
 
     @abstractmethod
     def cut(self, bounds: Bounds, max_records: int) -> Range: ...
@@ -99,7 +99,7 @@ class ListedFiles(UnsharedSource):
         return True
 
     def close(self) -> None:
-        """Does nothing: no file stays open."""
+        """Do nothing: no file stays open."""
 
 
 class FilePlanner(ListedFiles):
@@ -137,7 +137,7 @@ class FilePlanner(ListedFiles):
         return self._files_by_stamp[stamp]
 
     def _check_header(self, path: str) -> None:
-        """Checks that the file has the first file's header, by which the decoder reads all files."""
+        """Check that the file has the first file's header, by which the decoder reads all files."""
         first = self._partitions[0].topic
         names, expected = csv_header(path, self._columns, self._cut), csv_header(first, self._columns, self._cut)
         if names != expected:
@@ -157,7 +157,7 @@ class FilePlanner(ListedFiles):
         return Range(bounds.partition, bounds.start, min(end, bounds.end_exclusive))
 
     def _record_bytes(self, data: Bytes, start: int, file: _File) -> float:
-        """The mean length of the next records in bytes."""
+        """Return the mean length of the next records in bytes."""
         sample = data[start : start + SAMPLE]
         ends = record_ends(sample, self._cut, file.line_end, complete=start + SAMPLE >= file.size)
         records = int(np.count_nonzero(np.diff(ends, prepend=0) > 2))
@@ -193,7 +193,7 @@ class FileReader:
                     position += len(chunk)
 
     def _cut_chunk(self, data: Bytes, start: int, end: int, line_end: int) -> tuple[Bytes, Positions]:
-        """Returns the bytes of whole records from `start`, and where each ends. The last may lack its line break."""
+        """Return the bytes of whole records from `start`, and where each ends. The last may lack its line break."""
         size = _CHUNK
         while True:
             chunk = data[start : min(start + size, end)]
@@ -209,12 +209,12 @@ class FileReader:
             size *= 2
 
     def close(self) -> None:
-        """Does nothing: no file stays open."""
+        """Do nothing: no file stays open."""
 
 
 def line_number(path: str, offset: int) -> int:
-    """The number, from 1, of the line whose record begins at byte `offset`. Counts on from where it was last asked in
-    the file."""
+    """Return the number, from 1, of the line whose record begins at byte `offset`. Counts on from where it was last
+    asked in the file."""
     stamp = stamp_of(path)
     counted_to, lines = _lines_before.get(stamp, (0, 0))
     if counted_to > offset:
@@ -230,7 +230,7 @@ def line_number(path: str, offset: int) -> int:
 
 
 def _find_boundary(data: Bytes, start: int, target: int, cut: Cut, file: _File) -> int:
-    """The end of the record that contains byte `target - 1`. A record begins at `start`."""
+    """Return the end of the record that contains byte `target - 1`. A record begins at `start`."""
     if target >= file.size:
         return file.size
     if cut.quote is None:
@@ -247,7 +247,7 @@ def _find_boundary(data: Bytes, start: int, target: int, cut: Cut, file: _File) 
 
 
 def _cut_batches(partition: PartitionRef, position: int, chunk: Bytes, ends: Positions, cut: Cut) -> Iterator[RawBatch]:
-    """The records of a chunk, in batches. One that is too long is a batch of its own, with its beginning."""
+    """Yield the records of a chunk, in batches. One that is too long is a batch of its own, with its beginning."""
     long = np.flatnonzero(np.diff(ends, prepend=0) > LONGEST_RECORD)
     first = 0
     for record in [*long.tolist(), len(ends)]:

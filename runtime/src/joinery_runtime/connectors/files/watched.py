@@ -57,7 +57,7 @@ class FilePattern:
 
 
 def inside(rest: Rest, directory: str) -> Rest:
-    """What may follow a directory with this name; nothing if it does not match."""
+    """Return what may follow a directory with this name; nothing if it does not match."""
     if _is_hidden(directory):
         return frozenset()
     remaining = set()
@@ -76,7 +76,7 @@ def is_file_of(rest: Rest, name: str) -> bool:
 
 
 def _expand_steps(rest: Rest) -> set[tuple[str, ...]]:
-    """Adds the alternatives in which a leading `**` stands for no directory."""
+    """Add the alternatives in which a leading `**` stands for no directory."""
     shorter = {parts[1:] for parts in rest if len(parts) > 1 and parts[0] == _ANY_DIRECTORIES}
     return set(rest) | (_expand_steps(frozenset(shorter)) if shorter else shorter)
 
@@ -157,7 +157,7 @@ class WatchedFiles(UnsharedSource):
         return [*_without_those_before(ends, following=bool(new)), *new]
 
     def _list_directories(self) -> None:
-        """Lists the directories that may have changed."""
+        """List the directories that may have changed."""
         first_listing, now = self._listed_at is None, time.monotonic()
         self._listed_at = now
         before, self._directories = self._directories, {}
@@ -179,7 +179,7 @@ class WatchedFiles(UnsharedSource):
         self._read &= names
 
     def _list_below(self, path: str, rest: Rest, before: Mapping[str, _Directory], now: float) -> set[str]:
-        """The files in and below a directory, using what the look before found. Raises OSError."""
+        """Return the files in and below a directory, using what the look before found. Raises OSError."""
         changed_ns, listing = Path(path).stat().st_mtime_ns, before.get(path)
         if listing is None or listing.changed_ns != changed_ns:
             listing = _Directory(changed_ns, now, files=set() if listing is None else listing.files)
@@ -211,7 +211,7 @@ class WatchedFiles(UnsharedSource):
         return latest
 
     def _sort_out(self, stamps: Mapping[str, _Stamp]) -> None:
-        """Moves the waiting files that, by the stored progress, have been or are being read to `_read`. Raises
+        """Move the waiting files that, by the stored progress, have been or are being read to `_read`. Raises
         SourceError for a file that has not, and comes before those."""
         if not stamps:
             return
@@ -232,7 +232,8 @@ class WatchedFiles(UnsharedSource):
             self._read.add(file)
 
     def _planned_bounds(self, ref: PartitionRef, position: int, stamp: _Stamp) -> Bounds:
-        """The bounds of a file that was planned before. A file that was read to its end may have been deleted."""
+        """Return the bounds of a file that was planned before. A file that was read to its end may have been
+        deleted."""
         if position < stamp.end or Path(ref.topic).exists():
             self._check_unchanged(ref.topic, stamp, position)
         if position >= stamp.end:
@@ -241,7 +242,7 @@ class WatchedFiles(UnsharedSource):
         return Bounds(ref, position, stamp.end, topic_id=str(stamp), record_bytes=bounds.record_bytes)
 
     def _check_unchanged(self, file: str, stamp: _Stamp, position: int | None = None) -> None:
-        """Checks that the file is as it was. `position` says how far its records were read, where that is known."""
+        """Check that the file is as it was. `position` says how far its records were read, where that is known."""
         if not Path(file).exists():
             unit = self._files.unit
             read = "" if position is None else f"it was read up to {unit} {position:,} of {stamp.end:,}"
@@ -263,7 +264,7 @@ class WatchedFiles(UnsharedSource):
             )
 
     def _next_files(self, number: int, latest_ns: int) -> list[Bounds]:
-        """The next files to read, at most `number`: those that no new file can precede any more."""
+        """Return the next files to read, at most `number`: those that no new file can precede any more."""
         bounds: list[Bounds] = []
         for file in sorted(self._waiting):
             if len(bounds) >= number or (self._listed_at or 0) - self._waiting[file] < SETTLE_S:
@@ -291,7 +292,7 @@ class WatchedFiles(UnsharedSource):
     def find_replaced_partitions(
         self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
     ) -> set[PartitionRef]:
-        """Always empty. Raises SourceError if a planned file has changed since."""
+        """Return nothing. Raises SourceError if a planned file has changed since."""
         for ref in partitions:
             self._check_unchanged(ref.topic, _Stamp.of(topic_ids[ref.topic]))
         return set()

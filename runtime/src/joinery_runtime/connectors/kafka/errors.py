@@ -75,14 +75,14 @@ RETRY_SECONDS = 0.1
 
 
 def no_offset(answer: int) -> KafkaError:
-    """The error for a negative offset that came without an error, as from a broker that is starting. Taken as an
+    """Return the error for a negative offset that came without an error, as from a broker that is starting. Taken as an
     offset, it would mean that the log had been truncated."""
     return KafkaError(KafkaError.OFFSET_NOT_AVAILABLE, f"the broker answered {answer}")
 
 
 def watermarks(ask: Callable[[], tuple[int, int]]) -> tuple[int, int]:
-    """The offsets of a partition's earliest record and of the next one to come. `ask` queries the broker. It is called
-    again for up to SETTLE_SECONDS while the answer holds no offsets. Then raises KafkaException."""
+    """Return the offsets of a partition's earliest record and of the next one to come. `ask` queries the broker. It is
+    called again for up to SETTLE_SECONDS while the answer holds no offsets. Then raises KafkaException."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while min(offsets := ask()) < 0:
         if time.monotonic() >= deadline:
@@ -97,8 +97,8 @@ def is_away(error: KafkaError) -> bool:
 
 
 def tls_port(bootstrap_servers: str, properties: Mapping[str, str], seconds: float = 2.0) -> str | None:
-    """The first of these addresses that expects TLS from a client that does not use it. Such a client only sees its
-    connection end. None if the client uses TLS too, or if nobody answers. Each address may take `seconds`."""
+    """Return the first of these addresses that expects TLS from a client that does not use it. Such a client only sees
+    its connection end. None if the client uses TLS too, or if nobody answers. Each address may take `seconds`."""
     if "SSL" in properties.get("security.protocol", "").upper():
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -163,15 +163,15 @@ def silence(admin: AdminClient, errors: LastError, seconds: float) -> str | None
 
 
 def check_address(bootstrap_servers: str, facts: str) -> str:
-    """What to do where no broker answers at these addresses. `facts` is what the client says."""
+    """Return what to do where no broker answers at these addresses. `facts` is what the client says."""
     if "://" in bootstrap_servers:
         return "Write bootstrapServers as host:port, several with commas between them, and no http:// before it"
     return check_tls(facts) or "Check bootstrapServers and that the brokers run and can be reached from here"
 
 
 def check_tls(facts: str) -> str:
-    """What to do where a client and a port do not agree on TLS; empty if `facts`, the client's words, are of something
-    else."""
+    """Return what to do where a client and a port do not agree on TLS; empty if `facts`, the client's words, are of
+    something else."""
     if not _NO_TLS.search(facts):
         return ""
     return (
@@ -181,7 +181,7 @@ def check_tls(facts: str) -> str:
 
 
 def client_defaults(properties: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> dict[str, str | int]:
-    """Settings of every client, which the job's properties override. `environment` may name a file of trusted
+    """Return settings of every client, which the job's properties override. `environment` may name a file of trusted
     certificates (`JOINERY_CA_FILE`) and the client's zone (`JOINERY_CLIENT_RACK`)."""
     defaults: dict[str, str | int] = {}
     # A client reconnects within a second of its brokers' return (librdkafka's default is ten). The first wait, if the

@@ -89,7 +89,7 @@ class GroupMember:
     # --- the driver's side --------------------------------------------------------------------------------------------
 
     def follow(self, topics: Collection[str], starts: Mapping[PartitionRef, int]) -> None:
-        """Subscribes to exactly these topics (none: changes nothing). `starts` are the partitions' next offsets."""
+        """Subscribe to exactly these topics (none: changes nothing). `starts` are the partitions' next offsets."""
         with self._changed:
             self._raise_failure()
             self._starts, self._expected = dict(starts), frozenset(starts)
@@ -97,20 +97,20 @@ class GroupMember:
                 self._subscribe(frozenset(topics))
 
     def follow_also(self, topics: Collection[str]) -> None:
-        """Subscribes to these topics as well."""
+        """Subscribe to these topics as well."""
         with self._changed:
             self._raise_failure()
             if not self._topics.issuperset(topics):
                 self._subscribe(self._topics.union(topics))
 
     def assigned(self) -> frozenset[PartitionRef]:
-        """The partitions that this member owns and is not about to lose."""
+        """Return the partitions that this member owns and is not about to lose."""
         with self._changed:
             self._raise_failure()
             return frozenset(self._owned - self._leaving)
 
     def pin(self, partitions: Collection[PartitionRef]) -> bool:
-        """Holds these partitions, if all are assigned, instead of those held before."""
+        """Hold these partitions, if all are assigned, instead of those held before."""
         with self._changed:
             self._raise_failure()
             self._pinned, self._lost = frozenset(), False
@@ -164,7 +164,7 @@ class GroupMember:
         return next((store for store in stores if store is not None), None)
 
     def close(self) -> None:
-        """Publishes remaining offsets and ends the thread. A member with an instance id stays in the group until its
+        """Publish remaining offsets and end the thread. A member with an instance id stays in the group until its
         session ends or its successor takes over."""
         with self._changed:
             self._closing = True
@@ -285,7 +285,7 @@ class GroupMember:
             self._published_offsets.pop(ref, None)
 
     def _publish_offsets(self, consumer: Any) -> None:
-        """Commits offsets asynchronously. They reach the broker before the answer to a rebalance, which takes the same
+        """Commit offsets asynchronously. They reach the broker before the answer to a rebalance, which takes the same
         connection."""
         with self._changed:
             offsets, self._to_publish = self._to_publish, {}

@@ -120,7 +120,7 @@ class UnknownLibrary(Exception):
 
 @functools.cache
 def library() -> Any:
-    """Loads the library and types its functions, once per process. Calls release the interpreter's lock. Raises
+    """Load the library and types its functions, once per process. Calls release the interpreter's lock. Raises
     UnknownLibrary."""
     if ctypes.sizeof(c_void_p) != 8 or sys.byteorder != "little":
         raise UnknownLibrary("this processor has other words than 64 bits, lowest byte first")
@@ -140,19 +140,19 @@ def library() -> Any:
 
 @functools.cache
 def say_once(level: int, line: str) -> None:
-    """Logs how this process calls the library. Each line appears once."""
+    """Log how this process calls the library. Each line appears once."""
     logging.getLogger("joinery.kafka").log(level, "%s", line)
 
 
 def address(name: str) -> int:
-    """The address of a function of the library, for kernels."""
+    """Return the address of a function of the library, for kernels."""
     return int(ctypes.cast(getattr(library(), name), c_void_p).value or 0)
 
 
 def new_client(
     kind: int, settings: Mapping[str, Any], on_failed: Callable[[int], None] | None = None
 ) -> tuple[int, tuple[Any, ...]]:
-    """Creates a client. Returns it with its callbacks, which must live as long as the client: the library holds only
+    """Create a client. Returns it with its callbacks, which must live as long as the client: the library holds only
     their addresses.
 
     `settings` are those of Python's client. Of the callbacks among them, only `error_cb` is supported. `on_failed` gets
@@ -188,7 +188,7 @@ def new_client(
 
 
 def check(error: int | None) -> None:
-    """Raises the KafkaException for an `rd_kafka_error_t *` (None: no error) and frees it."""
+    """Raise the KafkaException for an `rd_kafka_error_t *` (None: no error) and frees it."""
     if error is None:
         return
     rdkafka = library()
@@ -204,20 +204,20 @@ def check(error: int | None) -> None:
 
 
 def error_of(code: int, context: str = "") -> KafkaError:
-    """The KafkaError for a code, with `context` and the library's description."""
+    """Return the KafkaError for a code, with `context` and the library's description."""
     reason = library().rd_kafka_err2str(code).decode()
     return KafkaError(code, f"{context}: {reason}" if context else reason)
 
 
 def message_error(message: int, code: int) -> KafkaError:
-    """The KafkaError for a consumed `rd_kafka_message_t *` with this code. Not for a produced message: as its error
-    text, the library would return the payload."""
+    """Return the KafkaError for a consumed `rd_kafka_message_t *` with this code. Not for a produced message: as its
+    error text, the library would return the payload."""
     return KafkaError(code, (library().rd_kafka_message_errstr(message) or b"").decode(errors="replace"))
 
 
 @contextmanager
 def partition_list(partitions: Iterable[tuple[str, int, int, bytes | None]]) -> Iterator[int]:
-    """Makes an `rd_kafka_topic_partition_list_t *` of topics, partitions, offsets and metadata, for calls that copy
+    """Make an `rd_kafka_topic_partition_list_t *` of topics, partitions, offsets and metadata, for calls that copy
     it."""
     rdkafka, listed, metadata_buffers = library(), list(partitions), []
     pointer = rdkafka.rd_kafka_topic_partition_list_new(len(listed))  # with this size, it is not moved while it grows
@@ -239,7 +239,7 @@ def partition_list(partitions: Iterable[tuple[str, int, int, bytes | None]]) -> 
 def _report_error(
     errors: Callable[[KafkaError], None], client: int, code: int, reason: bytes | None, _opaque: int | None
 ) -> None:
-    """Passes an error that the library met in the background to `error_cb`, as Python's client does."""
+    """Pass an error that the library met in the background to `error_cb`, as Python's client does."""
     fatal = code == KafkaError._FATAL
     if fatal:
         text = ctypes.create_string_buffer(_TEXT_BYTES)

@@ -48,7 +48,7 @@ class EpochMarker:
     row_limit: int | None = None
 
     def committed(self, topic: str) -> TopicPartition:
-        """The marker as the offset to commit."""
+        """Return the marker as the offset to commit."""
         metadata: dict[str, str | int] = {"lineage": self.incarnation, "generation": self.generation}
         if self.row_limit is not None:
             metadata["row_limit"] = self.row_limit
@@ -56,7 +56,7 @@ class EpochMarker:
 
     @classmethod
     def parse(cls, committed: TopicPartition) -> EpochMarker | None:
-        """Parses a committed offset. None if there is no marker, or if somebody else used the group's name."""
+        """Parse a committed offset. None if there is no marker, or if somebody else used the group's name."""
         try:
             metadata = json.loads(committed.metadata or "")
             return cls(committed.offset, metadata["lineage"], metadata["generation"], metadata.get("row_limit"))
@@ -75,20 +75,20 @@ class EpochMarkerReader:
         self._target, self._errors = target, LastError()
 
     def read(self, groups: Sequence[str]) -> list[EpochMarker | None]:
-        """Reads the newest marker of each group. Waits for the outcome of a transaction that is writing one. Raises
+        """Read the newest marker of each group. Waits for the outcome of a transaction that is writing one. Raises
         SinkError."""
         with ThreadPoolExecutor(_THREADS) as threads:
             return list(threads.map(self.newest, groups))
 
     def newest(self, group: str) -> EpochMarker | None:
-        """Reads the newest marker of one group, as `read` does."""
+        """Read the newest marker of one group, as `read` does."""
         try:
             return EpochMarker.parse(self._ask_group(group, ANSWER_SECONDS))
         except KafkaException as error:
             raise self._sink_error(group, error.args[0]) from error
 
     def signed(self, group: str) -> StoreIdentity | None:
-        """The store of the driver that last signed the topic in this group."""
+        """Return the store of the driver that last signed the topic in this group."""
         try:
             return StoreIdentity.parse(self._ask_group(group, ANSWER_SECONDS).metadata)
         except KafkaException as error:
@@ -104,14 +104,14 @@ class EpochMarkerReader:
             raise self._sink_error(group, error.args[0]) from error
 
     def may_read(self, group: str) -> None:
-        """Raises SinkError if the group's marker cannot be read. Does not wait for transactions."""
+        """Raise SinkError if the group's marker cannot be read. Does not wait for transactions."""
         try:
             self._ask_group(group, ANSWER_SECONDS, isolation="read_uncommitted")
         except KafkaException as error:
             raise self._sink_error(group, error.args[0]) from error
 
     def newest_within(self, group: str, seconds: float) -> EpochMarker | None:
-        """Reads the newest marker of one group. None also if a transaction that writes one is still open when the time
+        """Read the newest marker of one group. None also if a transaction that writes one is still open when the time
         is up."""
         try:
             return EpochMarker.parse(self._ask_group(group, seconds))
@@ -149,7 +149,7 @@ class EpochMarkerReader:
             return _UNKNOWN_RETENTION_MS
 
     def require_topic(self, schema: pa.Schema) -> None:
-        """Raises SinkError if the topic does not exist, or cannot take rows of the schema."""
+        """Raise SinkError if the topic does not exist, or cannot take rows of the schema."""
         self._target.require(schema, self._target.admin(self._errors), self._errors)
 
     def _sink_error(self, group: str, error: KafkaError) -> SinkError:

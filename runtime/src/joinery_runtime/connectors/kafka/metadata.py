@@ -75,7 +75,7 @@ class KafkaMetadata:
         return None if reason is None else self._cluster.outage("the Kafka broker does not answer", reason)
 
     def names(self) -> set[str]:
-        """The names of all visible topics, including internal ones."""
+        """Return the names of all visible topics, including internal ones."""
         self._errors.forget()
         deadline = time.monotonic() + _ANSWER_SECONDS
         while True:
@@ -87,7 +87,7 @@ class KafkaMetadata:
                     raise self._unanswered_error(error.args[0], self._cluster) from error
 
     def topics(self, names: Collection[str]) -> dict[str, Topic]:
-        """The topics among `names` that exist, by name."""
+        """Return the topics among `names` that exist, by name."""
         if not names:
             return {}
         futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=_ANSWER_SECONDS)
@@ -106,7 +106,7 @@ class KafkaMetadata:
             time.sleep(kafka_errors.RETRY_SECONDS)
 
     def ask(self, partitions: Collection[PartitionRef], spec: OffsetQuery) -> OffsetFutures:
-        """Sends one request for all partitions, if there are any: the client raises for none."""
+        """Send one request for all partitions, if there are any: the client raises for none."""
         if not partitions:
             return {}
         refs = {TopicPartition(ref.topic, ref.partition): ref for ref in partitions}
@@ -118,7 +118,7 @@ class KafkaMetadata:
         return {refs[key]: answer for key, answer in futures.items()}
 
     def answers(self, futures: OffsetFutures) -> dict[PartitionRef, int]:
-        """Waits for the offsets that were asked for."""
+        """Wait for the offsets that were asked for."""
         for ref, error in self._find_failures(futures):
             raise self._unanswered_error(error, self._cluster.at(ref.topic)) from KafkaException(error)
         return {ref: int(answer.result().offset) for ref, answer in futures.items()}
@@ -154,7 +154,7 @@ class KafkaMetadata:
         )
 
     def _await_result(self, future: Future[Result]) -> Result:
-        """Waits for an answer in short turns. Stops early if the client reports a rejected login in between."""
+        """Wait for an answer in short turns. Stops early if the client reports a rejected login in between."""
         if not future.done():
             self._errors.forget()
         deadline = time.monotonic() + _ANSWER_SECONDS

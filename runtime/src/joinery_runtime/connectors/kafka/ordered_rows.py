@@ -65,7 +65,7 @@ class OrderedRows:
         return rows.take(pa.array(self._ranked(rows)))
 
     def _ranked(self, rows: pa.RecordBatch) -> np.ndarray:
-        """The numbers of the rows (int64[n]) in the order. Rows that are equal in it stay as they come."""
+        """Return the numbers of the rows (int64[n]) in the order. Rows that are equal in it stay as they come."""
         columns = [rows.column(name).to_numpy() for name in reversed(self.order)]
         differing = [column for column in columns if (column != column[0]).any()] if rows.num_rows else []
         return np.lexsort(differing) if differing else np.arange(rows.num_rows)

@@ -24,7 +24,7 @@ from their earliest record, also after a restart. A topic's name cannot have a c
 
 
 def newest_ranges(name: str, kafka: KafkaInput, records: int) -> list[Range]:
-    """The newest records of an input's topics, at most about so many in all. Joins no group."""
+    """Return the newest records of an input's topics, at most about so many in all. Joins no group."""
     cluster = Cluster.of(name, kafka)
     admin = KafkaMetadata(cluster)
     topics = InputTopics(cluster, kafka, admin).existing(StoredOffsets(), {})
@@ -184,7 +184,7 @@ class KafkaPlanner:
         return Bounds(ref, start, end, final, lost, is_assigned, stop, topic.id, undecided=max(0, last - end))
 
     def _check_since(self, since: int, truncated: Mapping[PartitionRef, LogOffsets]) -> None:
-        """Checks whether records from `since` on still exist, as far as Kafka's timestamps tell. `truncated` has the
+        """Check whether records from `since` on still exist, as far as Kafka's timestamps tell. `truncated` has the
         partitions whose first records were deleted and which are read from the earliest one."""
         (first,) = self._admin.offsets(truncated, OffsetSpec.for_timestamp(since)) if truncated else ({},)
         for ref, offset in first.items():
@@ -209,7 +209,7 @@ class KafkaPlanner:
                 self._reported.add((ref, offsets.earliest))
 
     def _after_loss(self, ref: PartitionRef, position: int, offsets: LogOffsets, *, named: bool) -> tuple[int, int]:
-        """Returns where reading continues, and how many offsets were lost. If retention has deleted unread records,
+        """Return where reading continues, and how many offsets were lost. If retention has deleted unread records,
         reading continues with the first one that remains. A truncated log has lost records that were read: everything
         else was read too.
         `named`: nothing has been read, and the job has the position (`startFrom`)."""

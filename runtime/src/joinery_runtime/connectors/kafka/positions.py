@@ -56,8 +56,8 @@ class Positions:
     def starts(
         self, stored: Mapping[PartitionRef, int], offsets_by_partition: LogOffsetsByPartition, *, later: bool
     ) -> dict[PartitionRef, int]:
-        """The next offset of each partition: the stored one, else that of `startFrom`. `later`: this is not the input's
-        first start."""
+        """Return the next offset of each partition: the stored one, else that of `startFrom`. `later`: this is not the
+        input's first start."""
         fresh = [ref for ref in offsets_by_partition if ref not in stored and ref not in self._starts]
         if fresh:
             if later or self._seen:
@@ -70,8 +70,8 @@ class Positions:
     def stops(
         self, stored: Mapping[PartitionRef, int], offsets_by_partition: LogOffsetsByPartition
     ) -> dict[PartitionRef, int]:
-        """The first offset not to be read of each partition, where known. Offsets that the job names win over stored
-        ones. Stored ones win over asking the broker, whose answer could be different today."""
+        """Return the first offset not to be read of each partition, where known. Offsets that the job names win over
+        stored ones. Stored ones win over asking the broker, whose answer could be different today."""
         named = self._kafka.stop_at.offsets if isinstance(self._kafka.stop_at, AtOffsets) else {}
         configured = {ref: named.get(ref.partition, stored.get(ref)) for ref in offsets_by_partition}
         fixed = (

@@ -80,7 +80,7 @@ class OwningProducer:
             self._begun_at = time.monotonic()
 
     def send(self, topic: str, chunks: Iterable[Records], group: str, marker: EpochMarker) -> None:
-        """Sends the topic's rows and the group's marker. Returns when the broker has them; nobody sees them yet.
+        """Send the topic's rows and the group's marker. Returns when the broker has them; nobody sees them yet.
         `chunks` are made while they are sent: an error in making them also ends the transaction."""
         with self._abort_on_error():
             unsent, seconds = 0, self._target.delivery_seconds
@@ -138,7 +138,7 @@ class OwningProducer:
             ) from error
 
     def close(self) -> None:
-        """Ends the client's threads and connections. An open transaction stays open until its id is taken over or its
+        """End the client's threads and connections. An open transaction stays open until its id is taken over or its
         time is up. The client's own `close` would wait, without limit, for the broker to end it."""
         del self._producer
 
@@ -156,8 +156,8 @@ class OwningProducer:
             raise
 
     def _disowned_error(self, error: KafkaError) -> Disowned | SinkError:
-        """The error for a lost id: Disowned, or SinkError if the brokers took the id because the transaction's time was
-        up. Then the next attempt would end in the same way."""
+        """Return the error for a lost id: Disowned, or SinkError if the brokers took the id because the transaction's
+        time was up. Then the next attempt would end in the same way."""
         seconds = time.monotonic() - self._begun_at
         if seconds < self._target.transaction_ms / 1000:
             return Disowned(error.str())
@@ -239,7 +239,7 @@ class Producers:
         self._lock = threading.Lock()
 
     def take(self, target: KafkaTarget, job: str) -> OwningProducer | None:
-        """Takes the producer that was put back last, which its brokers know best."""
+        """Take the producer that was put back last, which its brokers know best."""
         key = _producer_key(target, job)
         with self._lock:
             for index in reversed(range(len(self._idle))):
@@ -255,7 +255,7 @@ class Producers:
             dropped.close()
 
     def close_idle(self) -> None:
-        """Ends the idle producers' threads and connections. Nobody uses their ids again: a new producer gets a new
+        """End the idle producers' threads and connections. Nobody uses their ids again: a new producer gets a new
         one."""
         with self._lock:
             dropped, self._idle = self._idle, []
@@ -269,7 +269,7 @@ def _producer_key(target: KafkaTarget, job: str) -> str:
 
 
 def new_id(job: str) -> str:
-    """A transactional id that nobody has used. Rights may be granted for its prefix."""
+    """Return a transactional id that nobody has used. Rights may be granted for its prefix."""
     return f"{job}-{uuid.uuid4().hex[:12]}"
 
 

@@ -82,7 +82,7 @@ class KafkaReader:
     # --- which partitions are fetched ---------------------------------------------------------------------------------
 
     def _prepare_ranges(self, waiting: Planned) -> None:
-        """Makes the consumer fetch these ranges from their start, or from the end of what is buffered of them."""
+        """Make the consumer fetch these ranges from their start, or from the end of what is buffered of them."""
         partitions = {ref: self._partitions[ref] for ref in waiting if ref in self._partitions}
         moved = [ref for ref, partition in partitions.items() if partition.position != waiting[ref].start]
         if moved:
@@ -110,7 +110,7 @@ class KafkaReader:
         return self._client
 
     def _assign_partitions(self, refs: Iterable[PartitionRef]) -> None:
-        """Assigns those that are not assigned yet, from the offset up to which they have been seen."""
+        """Assign those that are not assigned yet, from the offset up to which they have been seen."""
         added = [ref for ref in refs if not self._partitions[ref].assigned]
         if added:
             self._connected_client.assign({ref: self._partitions[ref].seen for ref in added})
@@ -150,7 +150,7 @@ class KafkaReader:
     # --- records ------------------------------------------------------------------------------------------------------
 
     def _hand_out(self, waiting: Planned, refs: Iterable[PartitionRef]) -> Iterator[RawBatch]:
-        """Yields what has been fetched of the planned ranges of these partitions. Removes ranges that have been read
+        """Yield what has been fetched of the planned ranges of these partitions. Removes ranges that have been read
         completely from `waiting`."""
         for ref in refs:
             if ref not in waiting:
@@ -184,7 +184,7 @@ class KafkaReader:
                 del waiting[ref]
 
     def _fetch_records(self, waiting: Planned) -> list[PartitionRef]:
-        """Takes records from the client, or the news that there are none up to an offset. Returns the waiting
+        """Take records from the client, or the news that there are none up to an offset. Returns the waiting
         partitions that got any."""
         deadline = time.monotonic() + _STALLED_SECONDS
         self._errors.forget()
@@ -228,7 +228,7 @@ class KafkaReader:
         )
 
     def _take_batch(self, batch: RawBatch) -> bool:
-        """Adds records to `ahead` of their partition. Returns False if the partition was dropped while they were on
+        """Add records to `ahead` of their partition. Returns False if the partition was dropped while they were on
         their way."""
         partition = self._partitions.get(batch.partition)
         if partition is None or not partition.assigned:
@@ -241,7 +241,7 @@ class KafkaReader:
     # --- events -------------------------------------------------------------------------------------------------------
 
     def _handle_event(self, event: ConsumerEvent, waiting: Planned) -> None:
-        """Handles an event: an end was reached, or an error occurred. An error of a partition that nobody waits for
+        """Handle an event: an end was reached, or an error occurred. An error of a partition that nobody waits for
         will show again when the partition is read."""
         error = event.error
         ref = None if event.topic is None else PartitionRef(self._cluster.input, event.topic, event.partition)
@@ -277,7 +277,7 @@ class KafkaReader:
         self._skip_to(following, ref, planned, f"; {error.str()}", todo)
 
     def _skip_to(self, offset: int, ref: PartitionRef, planned: Range, facts: str, todo: str) -> None:
-        """Counts the offsets before this one as lost and continues there. Raises DataLoss unless the job allows it."""
+        """Count the offsets before this one as lost and continue there. Raises DataLoss unless the job allows it."""
         if not self._skip:
             raise DataLoss(
                 f"Input {self._cluster.input}: records of partition {_partition_name(ref)} are gone",
@@ -289,7 +289,7 @@ class KafkaReader:
         self._go_on(ref, offset)
 
     def _read_watermarks(self, ref: PartitionRef) -> tuple[int, int]:
-        """The offsets of the earliest record and of the next one to come."""
+        """Return the offsets of the earliest record and of the next one to come."""
         try:
             return watermarks(lambda: self._connected_client.watermarks(ref, _STALLED_SECONDS))
         except KafkaException as problem:

@@ -56,13 +56,13 @@ class RecordClient(Protocol):
     reports background errors to the settings' `error_cb` during `fetch`."""
 
     def assign(self, at: Mapping[PartitionRef, int]) -> None:
-        """Adds these partitions, from these offsets."""
+        """Add these partitions, from these offsets."""
         ...
 
     def unassign(self, refs: Iterable[PartitionRef]) -> None: ...
 
     def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[ConsumerEvent]]:
-        """Waits for `most` (up to MOST_RECORDS) records and events, or until the time is over."""
+        """Wait for `most` (up to MOST_RECORDS) records and events, or until the time is over."""
         ...
 
     def watermarks(self, ref: PartitionRef, seconds: float) -> tuple[int, int]:
@@ -75,7 +75,7 @@ class RecordClient(Protocol):
 def open_client(
     cluster: Cluster, settings: dict[str, Any], *, keyed: bool, headers: tuple[str, ...] = ()
 ) -> RecordClient:
-    """Opens a client with these settings, which are those of Python's client. `keyed`: batches also have the records'
+    """Open a client with these settings, which are those of Python's client. `keyed`: batches also have the records'
     keys. `headers`: the headers that batches have."""
     try:
         version, kernel = library().rd_kafka_version(), kernels("messages")
@@ -155,7 +155,7 @@ class BatchClient:
         return batches, events
 
     def _header_values(self, start: int, stop: int, name: str) -> pa.BinaryArray:
-        """Reads a header record by record: few inputs need headers, and one costs a microsecond."""
+        """Read a header record by record: few inputs need headers, and one costs a microsecond."""
         return _binary_array(self._handle.header_of(message, name) for message in self._messages[start:stop].tolist())
 
     def _gather_bytes(self, start: int, stop: int, size: int, *, keys: bool) -> pa.BinaryArray:
@@ -229,7 +229,7 @@ class MessageClient:
 
 
 def _last_header(message: Message, name: str) -> bytes | None:
-    """The value of the last header with this name."""
+    """Return the value of the last header with this name."""
     values = [value for header_name, value in message.headers() or () if header_name == name]
     return values[-1] if values else None
 
@@ -252,7 +252,7 @@ class ConsumerHandle:
         self.close = weakref.finalize(self, _close_consumer, self._library, self._client, self._queue, callbacks)
 
     def assign(self, at: Mapping[PartitionRef, int]) -> None:
-        """Adds these partitions, from these offsets."""
+        """Add these partitions, from these offsets."""
         self._change_assignment(self._library.rd_kafka_incremental_assign, at.items())
 
     def unassign(self, refs: Iterable[PartitionRef]) -> None:
@@ -275,7 +275,7 @@ class ConsumerHandle:
         return low.value, high.value
 
     def consume(self, messages: int, most: int, seconds: float) -> int:
-        """Waits for `most` records or events, or until the time is over. Fills the array at the address `messages` and
+        """Wait for `most` records or events, or until the time is over. Fills the array at the address `messages` and
         returns how many came. The caller has to free these."""
         count = int(self._library.rd_kafka_consume_batch_queue(self._queue, int(seconds * 1000), messages, most))
         if count < 0:
@@ -283,11 +283,11 @@ class ConsumerHandle:
         return count
 
     def topic_of(self, topic: int) -> str | None:
-        """The name of a message's topic. An error of the client as a whole has none."""
+        """Return the name of a message's topic. An error of the client as a whole has none."""
         return str(self._library.rd_kafka_topic_name(topic), "utf-8") if topic else None
 
     def header_of(self, message: int, name: str) -> bytes | None:
-        """The value of the last header with this name. None without such a header or value."""
+        """Return the value of the last header with this name. None without such a header or value."""
         headers, value, size = c_void_p(), c_void_p(), c_size_t()
         if self._library.rd_kafka_message_headers(message, ctypes.byref(headers)) != 0:
             return None

@@ -49,11 +49,11 @@ class RecordProducer(Protocol):
     failures: list[KafkaError]
 
     def __len__(self) -> int:
-        """The number of records that are not delivered yet."""
+        """Return the number of records that are not delivered yet."""
         ...
 
     def poll(self, seconds: float) -> object:
-        """Waits for deliveries and errors, at most `seconds`."""
+        """Wait for deliveries and errors, at most `seconds`."""
         ...
 
     def enqueue(self, topic: str, records: Records, start: int) -> int:
@@ -70,7 +70,7 @@ class RecordProducer(Protocol):
     def begin_transaction(self) -> None: ...
 
     def send_offset(self, offset: TopicPartition, group: str, seconds: float) -> None:
-        """Adds to the transaction the commit of an offset, for a group that nobody joins."""
+        """Add to the transaction the commit of an offset, for a group that nobody joins."""
         ...
 
     def commit_transaction(self, seconds: float) -> None: ...
@@ -78,12 +78,12 @@ class RecordProducer(Protocol):
     def abort_transaction(self, seconds: float) -> None: ...
 
     def purge(self) -> None:
-        """Drops all records that are not delivered yet."""
+        """Drop all records that are not delivered yet."""
         ...
 
 
 def open_producer(target: KafkaTarget, settings: Mapping[str, Any], errors: LastError) -> RecordProducer:
-    """Makes a producer for the target's records, which connects later on its own. Raises SinkError for a property that
+    """Make a producer for the target's records, which connects later on its own. Raises SinkError for a property that
     librdkafka rejects."""
     if not target.headers:  # a batch cannot have headers
         try:
@@ -187,7 +187,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _point_messages(messages: npt.NDArray[Any], pointer: str, size: str, texts: Texts, start: int, end: int) -> None:
-    """Makes the messages point at texts `start` to `end` (exclusive)."""
+    """Make the messages point at texts `start` to `end` (exclusive)."""
     sizes, null = texts.sizes[start:end], texts.sizes[start:end] < 0
     # The address of an empty buffer may be 0, which would turn each empty text into null.
     at = texts.starts[start:end] + (texts.data.ctypes.data or _SOMEWHERE.ctypes.data)
@@ -258,8 +258,8 @@ class MessageProducer:
 
 @cache
 def _group_metadata(name: str) -> object:
-    """The metadata that a transaction needs of the group whose offset it commits. Nobody joins the group, so this asks
-    no broker."""
+    """Return the metadata that a transaction needs of the group whose offset it commits. Nobody joins the group, so
+    this asks no broker."""
     consumer = Consumer({"group.id": name, "log_level": 0})
     try:
         metadata: object = consumer.consumer_group_metadata()
@@ -284,7 +284,7 @@ class Patience:
         return self._clock() < self._until
 
     def flush(self, producer: RecordProducer, *, until_refused: bool = False) -> int:
-        """Waits until all rows are written or the patience ends; with `until_refused`, only until a row was rejected:
+        """Wait until all rows are written or the patience ends; with `until_refused`, only until a row was rejected:
         the rows after it would wait for the end of their transaction. Returns the number of unwritten rows. The
         client's own `flush` knows no patience."""
         while len(producer) and not (until_refused and producer.failures) and self.poll(producer, _TURN_SECONDS):

@@ -33,7 +33,7 @@ class Texts:
 
     @classmethod
     def of_lines(cls, lines: bytes) -> Texts:
-        """Splits lines. Each ends with a newline. JSON escapes newlines inside a text."""
+        """Split lines. Each ends with a newline. JSON escapes newlines inside a text."""
         data = np.frombuffer(lines, np.uint8)
         ends = np.flatnonzero(data == _NEWLINE)
         starts = np.concatenate(([0], ends + 1))[:-1]
@@ -46,7 +46,7 @@ class Texts:
 
     @classmethod
     def of_column(cls, column: pa.Array) -> Texts:
-        """Takes the texts of a column of strings or bytes."""
+        """Take the texts of a column of strings or bytes."""
         _, offsets, data = column.buffers()
         if offsets is None:
             return cls.of_list([])
@@ -80,7 +80,7 @@ class Records:
         style: JsonStyle = PLAIN,
         values: Sequence[bytes] | Texts | None = None,
     ) -> Records:
-        """Makes one record per row, with these values, or with the rows as JSON."""
+        """Make one record per row, with these values, or with the rows as JSON."""
         if values is None:
             texts = Texts.of_lines(json_lines(rows, style))
         else:
@@ -113,7 +113,7 @@ class Records:
         return sizes
 
     def only(self, row: int) -> Records:
-        """A copy of one of the records."""
+        """Return a copy of one of the records."""
         value, key = (None if texts is None else texts.to_pylist(row, row + 1)[0] for texts in (self.values, self.keys))
         return Records(
             Texts.of_list([value or b""]),
@@ -122,7 +122,7 @@ class Records:
         )
 
     def messages(self, start: int = 0, end: int | None = None) -> list[dict[str, Any]]:
-        """Records `start` to `end` (exclusive), as Python's client takes them."""
+        """Return records `start` to `end` (exclusive), as Python's client takes them."""
         end = len(self) if end is None else end
         messages: list[dict[str, Any]] = [{"value": value} for value in self.values.to_pylist(start, end)]
         if self.keys is not None:

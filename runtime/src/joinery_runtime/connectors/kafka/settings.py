@@ -59,7 +59,7 @@ class Cluster:
 
     @classmethod
     def of(cls, name: str, kafka: KafkaInput) -> Cluster:
-        """The cluster of an input. Raises SourceError for a property that the job may not set."""
+        """Return the cluster of an input. Raises SourceError for a property that the job may not set."""
         refused = [name for name in kafka.properties if name in _OWNED]
         if refused:
             raise SourceError(
@@ -70,7 +70,7 @@ class Cluster:
         return cls(name, kafka.source_name, kafka.bootstrap_servers, kafka.properties)
 
     def at(self, topic: str) -> Cluster:
-        """The same cluster, for errors about one topic."""
+        """Return the same cluster, for errors about one topic."""
         return replace(self, topics=f"topic {topic}")
 
     @property
@@ -79,11 +79,11 @@ class Cluster:
         return {name: value for name, value in self.properties.items() if name not in _OF_MEMBERS}
 
     def problem(self, summary: str, facts: str, todo: str = "") -> SourceError:
-        """An error that names the topic and the broker."""
+        """Return an error that names the topic and the broker."""
         return SourceError(f"Input {self.input}: {summary}", facts=f"{facts} ({self})", todo=todo)
 
     def outage(self, summary: str, facts: str) -> SourceUnavailable:
-        """An error for which waiting may help."""
+        """Return an error for which waiting may help."""
         todo = check_address(self.bootstrap_servers, facts)
         return SourceUnavailable(f"Input {self.input}: {summary}", facts=f"{facts} ({self})", todo=todo)
 
@@ -93,7 +93,7 @@ class Cluster:
         )
 
     def failure(self, error: KafkaError | KafkaException, doing: str) -> SourceError:
-        """Turns a client's error into ours."""
+        """Turn a client's error into ours."""
         cause = error.args[0] if isinstance(error, KafkaException) else error
         if cause.code() in MISSING:
             return self.missing(cause.str())
@@ -141,9 +141,9 @@ _MOST_AT_ONCE, _LEAST_AT_ONCE = 1 << 20, 64 << 10  # bytes of one partition in a
 
 
 def consumer_settings(cluster: Cluster, errors: LoggedErrors, partitions: int = 1) -> dict[str, Any]:
-    """Settings of a consumer that reads committed records at assigned offsets and leaves no trace in the cluster. With
-    many partitions, an answer holds little (compressed) of each: otherwise a few partitions would fill the queue before
-    the others come."""
+    """Return settings of a consumer that reads committed records at assigned offsets and leaves no trace in the
+    cluster. With many partitions, an answer holds little (compressed) of each: otherwise a few partitions would fill
+    the queue before the others come."""
     share = _ANSWER_BYTES // max(1, partitions)
     return {
         # The client insists on a group's name, but never joins the group or commits to it.
@@ -173,8 +173,8 @@ def consumer_settings(cluster: Cluster, errors: LoggedErrors, partitions: int = 
 
 
 def member_settings(cluster: Cluster, group: str, errors: LoggedErrors) -> dict[str, Any]:
-    """Settings of a consumer that joins a group and never fetches. Both the group and the member are called `group`
-    (`<job>.<input>`) unless the job names them."""
+    """Return settings of a consumer that joins a group and never fetches. Both the group and the member are called
+    `group` (`<job>.<input>`) unless the job names them."""
     classic = cluster.properties.get("group.protocol", "classic") == "classic"
     own = {
         # With it, a new driver takes over at once instead of waiting for the dead one's session to end. In the newer
@@ -198,7 +198,8 @@ def member_settings(cluster: Cluster, group: str, errors: LoggedErrors) -> dict[
 
 
 def callbacks(errors: LoggedErrors) -> dict[str, Any]:
-    """Settings that send a client's errors to `errors`. By default they go to standard error, many times a second."""
+    """Return settings that send a client's errors to `errors`. By default they go to standard error, many times a
+    second."""
     return {"error_cb": errors, "log_level": 0}
 
 
@@ -206,7 +207,7 @@ Client = TypeVar("Client")
 
 
 def connect(client: Callable[[dict[str, Any]], Client], settings: dict[str, Any], cluster: Cluster) -> Client:
-    """Makes a client, which connects later on its own. Raises SourceError for a property that librdkafka rejects."""
+    """Make a client, which connects later on its own. Raises SourceError for a property that librdkafka rejects."""
     try:
         return client(settings)
     except KafkaException as error:

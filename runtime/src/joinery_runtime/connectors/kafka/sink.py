@@ -44,7 +44,7 @@ class _Clients(threading.local):
         self._open.pop(_client_key(target), None)
 
     def close_all(self) -> None:
-        """Ends the threads and connections of this thread's clients."""
+        """End the threads and connections of this thread's clients."""
         self._open.clear()
 
 
@@ -86,7 +86,7 @@ class KafkaWriter:
         return {"attempt": str(attempt.id), "rows": count}
 
     def write_once(self, rows: AttemptRows) -> int:
-        """Writes the rows to this very target. Returns the row count."""
+        """Write the rows to this very target. Returns the row count."""
         try:
             return self._send_rows(CLIENTS.get(self.target), rows)
         except SinkError:
@@ -139,17 +139,17 @@ class KafkaSink(NamesNoStore):
         return KafkaWriter(self._target)
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Does nothing: rows are in the topic already."""
+        """Do nothing: rows are in the topic already."""
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Does nothing: rows are in the topic already."""
+        """Do nothing: rows are in the topic already."""
 
     def recover(self, recovery: RecoveryContext) -> bool:
-        """Returns False. Rows of attempts without a commit stay (at least once), whatever becomes of the plan."""
+        """Return False. Rows of attempts without a commit stay (at least once), whatever becomes of the plan."""
         return False
 
     def unavailability(self) -> Unavailable | None:
         return self._check.unavailability()
 
     def close(self) -> None:
-        """Does nothing: the process keeps its producers."""
+        """Do nothing: the process keeps its producers."""

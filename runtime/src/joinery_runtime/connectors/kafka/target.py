@@ -142,7 +142,8 @@ class KafkaTarget:
         return any(self.properties.get(name, "none") != "none" for name in names)
 
     def topic_limit(self) -> int | None:
-        """The size over which the topic rejects a record. None if this user may not read the topic's settings."""
+        """Return the size over which the topic rejects a record. None if this user may not read the topic's
+        settings."""
         limit = self.topic_setting("max.message.bytes")
         return None if limit is None else int(limit) - RECORD_OVERHEAD
 
@@ -160,14 +161,14 @@ class KafkaTarget:
         return OrderedRows(rows, self.order, self.key) if self.order else rows
 
     def in_batches_of(self, size: int) -> Self:
-        """The same target for batches of at most this size: a broker rejects a batch that is larger than a record may
-        be, also one of small records."""
+        """Return the same target for batches of at most this size: a broker rejects a batch that is larger than a
+        record may be, also one of small records."""
         batch = min(size, int(self.properties.get("batch.size", size)))
         return replace(self, properties={**self.properties, "batch.size": str(batch)})
 
     def for_smaller_records(self) -> Self | None:
-        """What to try after records were rejected as too large. None: nothing; the records themselves do not fit. Where
-        nobody says what the topic takes, smaller and smaller batches are tried, down to one record each."""
+        """Return what to try after records were rejected as too large. None: nothing; the records themselves do not
+        fit. Where nobody says what the topic takes, smaller and smaller batches are tried, down to one record each."""
         limit = self.topic_limit()
         batch = int(self.properties.get("batch.size", BATCH_BYTES))
         if limit is None:
@@ -175,7 +176,7 @@ class KafkaTarget:
         return self.in_batches_of(limit) if limit < batch else None
 
     def _property_ms(self, *names: str) -> int | None:
-        """The value of a property that has these names; None if it is not set."""
+        """Return the value of a property that has these names; None if it is not set."""
         properties = {name: self.properties[name] for name in names if name in self.properties}
         if not properties:
             return None
@@ -185,12 +186,13 @@ class KafkaTarget:
         return int(next(iter(properties.values())))
 
     def client_settings(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Settings of a client that only asks. The job's properties override `defaults`."""
+        """Return settings of a client that only asks. The job's properties override `defaults`."""
         own = {"bootstrap.servers": self.bootstrap_servers}
         return {**client_defaults(self.properties), **(defaults or {}), **self.properties, **own}
 
     def producer_settings(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of a producer. The job's properties override `defaults`; both override those of all producers."""
+        """Return settings of a producer. The job's properties override `defaults`; both override those of all
+        producers."""
         # Fewer, larger requests: a task waits for all of its rows anyway. The queue has room for the records of one
         # chunk of rows and the next. librdkafka's own limit, 1 GiB, would be most of a task's memory.
         queue = {"queue.buffering.max.messages": 500_000, "queue.buffering.max.kbytes": 64 * 2**10}
@@ -209,18 +211,18 @@ class KafkaTarget:
     def connect(
         self, client: Callable[[dict[str, Any]], Client], settings: Mapping[str, Any], errors: LastError
     ) -> Client:
-        """Makes a client, which connects later on its own. Raises SinkError for a property that librdkafka rejects."""
+        """Make a client, which connects later on its own. Raises SinkError for a property that librdkafka rejects."""
         try:
             return client({**settings, "error_cb": errors, "log_level": 0, "logger": SILENT})
         except KafkaException as error:
             raise self.problem("kafka.properties are not valid", error.args[0].str()) from error
 
     def admin(self, errors: LastError) -> AdminClient:
-        """Makes a client that only asks. Raises SinkError as `connect` does."""
+        """Make a client that only asks. Raises SinkError as `connect` does."""
         return self.connect(AdminClient, self.client_settings(), errors)
 
     def require(self, schema: pa.Schema, client: Any, errors: LastError) -> None:
-        """Checks that key and headers name columns of the rows, registers the rows' schema, and checks that the topic
+        """Check that key and headers name columns of the rows, register the rows' schema, and check that the topic
         exists. Raises SinkError."""
         for setting, columns in self.named_columns.items():
             missing = [name for name in columns if name not in schema.names]
@@ -238,7 +240,7 @@ class KafkaTarget:
             raise self.problem("it does not exist", f"the broker has {len(topics)} topics", "Create the topic")
 
     def records(self, rows: pa.Table | pa.RecordBatch) -> Records:
-        """Makes one record per row. Raises SinkError as a schema registry does."""
+        """Make one record per row. Raises SinkError as a schema registry does."""
         values = None if self.schema_output is None else self.schema_output.registered().encode(rows)
         return Records.of(rows, self.key, self.headers, self.style, values)
 
@@ -275,12 +277,12 @@ class KafkaTarget:
         )
 
     def unavailable(self, summary: str, facts: str) -> OutputUnavailable:
-        """An error for which waiting may help."""
+        """Return an error for which waiting may help."""
         todo = check_address(self.bootstrap_servers, facts)
         return OutputUnavailable(f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=todo)
 
     def failure(self, error: KafkaError, errors: LastError, summary: str, facts: str, todo: str = "") -> SinkError:
-        """Turns a client's error into ours. `todo` is for errors for which waiting does not help. A denied login shows
+        """Turn a client's error into ours. `todo` is for errors for which waiting does not help. A denied login shows
         only in `errors`, which the client reports in the background."""
         if error.code() in TOO_LARGE:
             return RecordTooLarge(
@@ -360,7 +362,7 @@ class BrokerCheck:
 def write_in_fitting_batches(
     target: Target, rows: AttemptRows, write: Callable[[Target], T], takes: Callable[[Target, Records], bool] | None
 ) -> T:
-    """Writes the rows to the target, and again as `for_smaller_records` says while the brokers reject records as too
+    """Write the rows to the target, and again as `for_smaller_records` says while the brokers reject records as too
     large. Raises RecordTooLarge that shows the row if there is no other way. `takes` tries whether the topic takes
     records, for the error's `row_limit`; None: nobody asks for it."""
     while True:
@@ -397,7 +399,7 @@ def _find_row_limit(target: Target, rows: AttemptRows, takes: Callable[[Target, 
 
 
 def _samples_by_size(target: KafkaTarget, rows: AttemptRows) -> dict[int, Records]:
-    """A record of each size, of the largest ones that have SAMPLE_BYTES together: at least one."""
+    """Return a record of each size, of the largest ones that have SAMPLE_BYTES together: at least one."""
     samples: dict[int, Records] = {}
     total = 0
     for batch in rows.to_batches():
@@ -414,7 +416,7 @@ def _samples_by_size(target: KafkaTarget, rows: AttemptRows) -> dict[int, Record
 
 
 def _largest_row_text(target: KafkaTarget, rows: AttemptRows) -> str:
-    """The largest of the rows in words, with its beginning, for a person who looks for where it comes from."""
+    """Return the largest of the rows in words, with its beginning, for a person who looks for where it comes from."""
     largest, beginning = 0, b""
     for batch in rows.to_batches():
         values = target.records(batch).values
@@ -465,7 +467,7 @@ class DeadLetterTarget(KafkaTarget):
         return {}
 
     def records(self, rows: pa.Table | pa.RecordBatch) -> Records:
-        """Makes one record for each row of DEAD_LETTER_SCHEMA."""
+        """Make one record for each row of DEAD_LETTER_SCHEMA."""
         letters = _cut_to_fit(facts_and_value(rows), self._limit)
         return Records.of(letters, (), self.headers, values=Texts.of_column(letters["value"].combine_chunks()))
 
@@ -480,7 +482,7 @@ class DeadLetterTarget(KafkaTarget):
 
 
 def facts_and_value(rows: pa.Table | pa.RecordBatch) -> pa.Table:
-    """The columns of dead letters that make a record: the facts, with reasons of at most LONGEST_REASON, and the
+    """Return the columns of dead letters that make a record: the facts, with reasons of at most LONGEST_REASON, and the
     value."""
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     reasons = pc.utf8_slice_codeunits(table["reason"], 0, LONGEST_REASON)

@@ -36,7 +36,7 @@ class InputTopics:
         return not topic.startswith(_INTERNAL) and self._pattern.fullmatch(topic) is not None
 
     def existing(self, stored: StoredOffsets, ends: Mapping[PartitionRef, int]) -> dict[str, Topic]:
-        """The topics that exist, by name. `ends` are the newest known ends of partitions.
+        """Return the topics that exist, by name. `ends` are the newest known ends of partitions.
 
         Raises SourceError if a named topic does not exist, and DataLoss if a matching one was deleted before it was
         read to its known end.
@@ -57,7 +57,7 @@ class InputTopics:
         return topics
 
     def valid(self, stored: StoredOffsets, topics: Mapping[str, Topic]) -> StoredOffsets:
-        """The stored progress of the existing topics. Raises DataLoss if one of them was recreated since."""
+        """Return the stored progress of the existing topics. Raises DataLoss if one of them was recreated since."""
         valid: set[str] = set()
         for name, topic in topics.items():
             stored_id = stored.topic_ids.get(topic.name, "")

@@ -139,7 +139,7 @@ class PartWrite:
         raise self._superseded_error(str(cause)) from cause
 
     def _candidate_producers(self) -> Iterator[OwningProducer]:
-        """Yields the process's producer, then a new one: the former may have lost its id to whoever took over an
+        """Yield the process's producer, then a new one: the former may have lost its id to whoever took over an
         earlier attempt."""
         idle = self.producers.take(self.target, self.names.job)
         if idle is not None:
@@ -258,7 +258,7 @@ class KafkaTransactionsSink:
         self._store: StoreIdentity | None = None
 
     def prepare(self, schema: Any) -> None:
-        """Takes an id and reads a marker. Missing rights show now, and new brokers create the topics for transactions
+        """Take an id and read a marker. Missing rights show now, and new brokers create the topics for transactions
         and offsets. `recover` aborts transactions that an older driver has open."""
         reader = EpochMarkerReader(self._target)
         reader.require_topic(schema)
@@ -269,13 +269,13 @@ class KafkaTransactionsSink:
         return KafkaTransactionsWriter(self._target, self._names)
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Does nothing: rows are in the topic already."""
+        """Do nothing: rows are in the topic already."""
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Does nothing: rows are in the topic already."""
+        """Do nothing: rows are in the topic already."""
 
     def recover(self, recovery: RecoveryContext) -> bool:
-        """Takes over every id that has a claim. This aborts whatever its owner has not committed, and the owner can no
+        """Take over every id that has a claim. This aborts whatever its owner has not committed, and the owner can no
         longer commit. Also raises SinkError if topic and state store no longer belong together."""
         owners = {owner for name, owner in recovery.claims.items() if owner and self._names.owns(name)}
         with ThreadPoolExecutor(_TAKEOVER_THREADS) as threads:
@@ -295,14 +295,14 @@ class KafkaTransactionsSink:
         return any(marker.epoch == recovery.pending for marker in markers.values())
 
     def other_store(self) -> StoreIdentity | None:
-        """The store of another job that signed the topic after this driver. Raises SinkError."""
+        """Return the store of another job that signed the topic after this driver. Raises SinkError."""
         if self._store is None:
             return None
         newest = EpochMarkerReader(self._target).signed(self._names.signature)
         return newest if newest is not None and newest.id != self._store.id else None
 
     def _refuse_older_state(self, recovery: RecoveryContext, markers: Mapping[str, EpochMarker]) -> None:
-        """Raises SinkError for a marker of an epoch that is neither committed nor pending with a claim. No part is
+        """Raise SinkError for a marker of an epoch that is neither committed nor pending with a claim. No part is
         written before it is planned and claimed, so the store must have been set back since."""
         for name, marker in sorted(markers.items()):
             claimed = marker.epoch == recovery.pending and name in recovery.claims
@@ -316,7 +316,7 @@ class KafkaTransactionsSink:
                 )
 
     def _refuse_expired(self, recovery: RecoveryContext, markers: Mapping[str, EpochMarker]) -> None:
-        """Raises SinkError if a marker of the pending epoch may have expired. A part that nobody claimed was not
+        """Raise SinkError if a marker of the pending epoch may have expired. A part that nobody claimed was not
         written, nor was one without a marker if the plan is young. The markers of an old plan may have expired."""
         planned = self._names.below(recovery.pending_shards, recovery.incarnation)
         unknown = [name for name in planned if name in recovery.claims and name not in markers]
@@ -335,9 +335,9 @@ class KafkaTransactionsSink:
         return self._check.unavailability()
 
     def close(self) -> None:
-        """Does nothing: producers end with their processes."""
+        """Do nothing: producers end with their processes."""
 
 
 def take_over(target: KafkaTarget, name: str) -> None:
-    """Ends the open transaction of this transactional id's owner, which can then no longer commit."""
+    """End the open transaction of this transactional id's owner, which can then no longer commit."""
     OwningProducer(target, name).close()

@@ -56,7 +56,7 @@ LOADERS = (
 
 @cache
 def load_own_classes_only() -> None:
-    """Changes PyIceberg for the rest of the process. Raises EnvironmentProblem if it lacks one of the functions, since
+    """Change PyIceberg for the rest of the process. Raises EnvironmentProblem if it lacks one of the functions, since
     it then imports classes elsewhere."""
     for loader in LOADERS:
         setattr(loader.owner, loader.name, _check_loader(loader, _find_function(loader.owner, loader.name)))

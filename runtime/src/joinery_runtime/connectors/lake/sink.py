@@ -66,7 +66,7 @@ class Storage(Protocol):
     """The place of a table's files. It can be pickled."""
 
     def open(self) -> tuple[pafs.FileSystem, str]:
-        """Returns the file system, and the table's location in it."""
+        """Return the file system, and the table's location in it."""
         ...
 
 
@@ -76,36 +76,37 @@ class LakeTable(Protocol):
     name: str
 
     def create(self, schema: pa.Schema) -> bool:
-        """Creates the table if it is missing. Returns whether it was. `schema` comes from `lake_schema`."""
+        """Create the table if it is missing. Returns whether it was. `schema` comes from `lake_schema`."""
         ...
 
     def columns(self) -> pa.Schema:
-        """The table's present columns. Raises SinkError if files cannot simply be added to the table (partitions)."""
+        """Return the table's present columns. Raises SinkError if files cannot simply be added to the table
+        (partitions)."""
         ...
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        """Adds nullable columns after the others."""
+        """Add nullable columns after the others."""
         ...
 
     def id(self) -> str | None:
-        """The identity of the present table. It survives a move, but not a recreation under the same name. None: the
-        table is missing."""
+        """Return the identity of the present table. It survives a move, but not a recreation under the same name. None:
+        the table is missing."""
         ...
 
     def storage(self) -> Storage: ...
 
     def mark(self, job: str, incarnation: str) -> Mark | None:
-        """The mark, as of the last time the table was read. After a CommitConflict the table is read again."""
+        """Return the mark, as of the last time the table was read. After a CommitConflict the table is read again."""
         ...
 
     def add(self, added: Added) -> None:
-        """Commits, on top of the state that was read last. Raises CommitConflict if there is a newer state."""
+        """Commit, on top of the state that was read last. Raises CommitConflict if there is a newer state."""
         ...
 
     def read(self) -> pa.Table: ...
 
     def files(self) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
-        """Yields the path and the rows of each data file, as of the last time the table was read."""
+        """Yield the path and the rows of each data file, as of the last time the table was read."""
         ...
 
     def close(self) -> None: ...
@@ -127,17 +128,17 @@ class OpenedTable(ABC, Generic[Opened]):
 
     @abstractmethod
     def _find(self) -> Opened | None:
-        """Reads the present table; None if it is missing."""
+        """Read the present table; None if it is missing."""
 
     def _fresh(self) -> Opened:
-        """Reads the present table. Raises SinkError if it is missing."""
+        """Read the present table. Raises SinkError if it is missing."""
         table = self._find()
         if table is None:
             raise SinkError(f"The {self.name} is missing", todo="Start the job again: it recreates the table")
         return table
 
     def _table(self) -> Opened:
-        """The table as of the last time it was read. Raises SinkError if it is missing."""
+        """Return the table as of the last time it was read. Raises SinkError if it is missing."""
         return self._fresh() if self._opened is None else self._opened
 
     def _read_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -232,7 +233,7 @@ class LakeSink(NamesNoStore):
         return LakeWriter(self.table.storage(), self._job, table_id)
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Checks that the table's commit, which follows the state's, will be possible."""
+        """Check that the table's commit, which follows the state's, will be possible."""
         missing = self._missing_files(receipts)
         if missing:
             raise SinkError(
@@ -242,7 +243,7 @@ class LakeSink(NamesNoStore):
             )
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Commits the files to the table. Receipts without a path come from another kind of output, which the job had
+        """Commit the files to the table. Receipts without a path come from another kind of output, which the job had
         before an edit."""
         named = [receipt for receipt in receipts if receipt["rows"] and "path" in receipt]
         if not named:
@@ -269,7 +270,7 @@ class LakeSink(NamesNoStore):
             )
 
     def _add_once(self, added: Added) -> bool:
-        """Adds the files unless the table's mark says that they are there. Returns whether this epoch is now the job's
+        """Add the files unless the table's mark says that they are there. Returns whether this epoch is now the job's
         newest in the table."""
         mark = self.table.mark(added.job, added.incarnation)
         if mark is not None and mark >= added.mark:
@@ -293,7 +294,7 @@ class LakeSink(NamesNoStore):
         return [info.path for info in infos if info.type != pafs.FileType.File]
 
     def recover(self, recovery: RecoveryContext) -> bool:
-        """Deletes files of older drivers that are newer than the table's mark: no commit has named them."""
+        """Delete files of older drivers that are newer than the table's mark: no commit has named them."""
         if self._elsewhere and recovery.pending is not None:
             raise SinkError(
                 f"Rows of epoch {recovery.committed_epoch} are of another table than the {self.table.name}",
@@ -317,7 +318,7 @@ class LakeSink(NamesNoStore):
     def _sweep_files(
         self, incarnation: str, epoch: int, garbage: Callable[[Mark], bool], named: Collection[str] = frozenset()
     ) -> None:
-        """Deletes the files of an epoch's attempts that are not `named` and for which `garbage` is true."""
+        """Delete the files of an epoch's attempts that are not `named` and for which `garbage` is true."""
         fs, root = self.table.storage().open()
         folder = folder_of(self._job, incarnation, epoch)
         for info in fs.get_file_info(pafs.FileSelector(f"{root}/{folder}", allow_not_found=True)):
@@ -331,13 +332,13 @@ class LakeSink(NamesNoStore):
 
 
 def lake_schema(schema: pa.Schema) -> pa.Schema:
-    """The output's columns, in types that both kinds of table have."""
+    """Return the output's columns, in types that both kinds of table have."""
     return pa.schema([pa.field(field.name, plain_type(field.type)) for field in schema])
 
 
 def plain_type(arrow_type: pa.DataType) -> pa.DataType:
-    """The table's type for an Arrow type: the same for types that differ only in memory layout. Neither kind of table
-    has unsigned integers."""
+    """Return the table's type for an Arrow type: the same for types that differ only in memory layout. Neither kind of
+    table has unsigned integers."""
     if pa.types.is_uint64(arrow_type):
         return pa.decimal128(20, 0)
     if pa.types.is_timestamp(arrow_type):
@@ -357,12 +358,12 @@ def is_away(error: Exception) -> bool:
 
 
 def folder_of(job: str, incarnation: str, epoch: int) -> str:
-    """The folder of the epoch's files, relative to the table's location."""
+    """Return the folder of the epoch's files, relative to the table's location."""
     return f"{_FOLDER}/{job}-{incarnation}/{epoch:012d}"
 
 
 def _sync_up_to(file: Path, root: Path) -> None:
-    """Makes a file durable, and the names that lead to it from the table's folder."""
+    """Make a file durable, and the names that lead to it from the table's folder."""
     for path in (file, *file.parents):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -374,7 +375,7 @@ def _sync_up_to(file: Path, root: Path) -> None:
 
 
 def properties_of(added: Added) -> Mapping[str, str]:
-    """The properties that a commit of the table says about itself."""
+    """Return the properties that a commit of the table says about itself."""
     return {
         "joinery.job": added.job,
         "joinery.job-life": added.incarnation,

@@ -170,7 +170,7 @@ def is_away(error: psycopg.Error) -> bool:
 
 
 def advice(error: psycopg.Error, otherwise: str) -> str:
-    """Returns what to do about the error; `otherwise` for a statement that Postgres rejects."""
+    """Return what to do about the error; `otherwise` for a statement that Postgres rejects."""
     code = _error_code(error)
     if code is not None:
         return _look_up(code, _FINAL) or _look_up(code, _AWAY) or otherwise

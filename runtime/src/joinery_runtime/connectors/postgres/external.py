@@ -93,10 +93,10 @@ class ExternalPostgresSink(PostgresSink):
         return ApartWriter(super().writer())
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Does nothing: the store's transaction does not involve this database."""
+        """Do nothing: the store's transaction does not involve this database."""
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Moves the staged rows. Rows whose receipts name no database went into the state's with its commit, before an
+        """Move the staged rows. Rows whose receipts name no database went into the state's with its commit, before an
         edit of the job."""
         named = [receipt for receipt in receipts if receipt["rows"] and "database" in receipt]
         if not named:
@@ -143,7 +143,7 @@ class ExternalPostgresSink(PostgresSink):
 
 
 def published_epoch(connection: psycopg.Connection[Any], schema: str, job: str, incarnation: str, output: str) -> int:
-    """The newest epoch with rows in the table, as seen by this transaction; 0: none. Raises psycopg.Error."""
+    """Return the newest epoch with rows in the table, as seen by this transaction; 0: none. Raises psycopg.Error."""
     if not _table_exists(connection, schema, _MARKS):
         return 0
     marks = sql.Identifier(schema, _MARKS)
@@ -153,7 +153,7 @@ def published_epoch(connection: psycopg.Connection[Any], schema: str, job: str, 
 
 
 def drop_marks(dsn: str, schema: str, job: str) -> None:
-    """Deletes the marks of all outputs that the job has ever had in this database. Raises SinkError and
+    """Delete the marks of all outputs that the job has ever had in this database. Raises SinkError and
     OutputUnavailable."""
     try:
         with connect(dsn) as connection:
@@ -165,7 +165,7 @@ def drop_marks(dsn: str, schema: str, job: str) -> None:
 
 
 def _database_identity(connection: psycopg.Connection[Any], schema: str) -> str | None:
-    """The identity of the database, whatever its address. None: no output was ever prepared there."""
+    """Return the identity of the database, whatever its address. None: no output was ever prepared there."""
     if not _table_exists(connection, schema, _IDENTITY):
         return None
     row = connection.execute(sql.SQL("SELECT id FROM {}").format(sql.Identifier(schema, _IDENTITY))).fetchone()

@@ -38,7 +38,7 @@ WHERE pg_catalog.pg_size_bytes(pg_catalog.current_setting('work_mem')) < pg_cata
 
 
 def staged_type(field: pa.Field) -> str:
-    """The type of an output column in the staging tables. There timestamps are integer milliseconds, and JSON is
+    """Return the type of an output column in the staging tables. There timestamps are integer milliseconds, and JSON is
     text."""
     return "bigint" if pa.types.is_timestamp(field.type) else column_type(field)
 
@@ -51,7 +51,7 @@ class StagingMerge:
     schema: pa.Schema
 
     def run(self, connection: psycopg.Connection[Any], staging: sql.Identifier, attempts: Attempts) -> None:
-        """Moves the rows. Raises `work_mem` until the transaction ends. Raises psycopg.Error."""
+        """Move the rows. Raises `work_mem` until the transaction ends. Raises psycopg.Error."""
         if not self.target.triggers:  # those may name tables and functions without a schema, as for any other client
             connection.execute(CATALOG_ONLY)
         if self.target.upsert_key:
@@ -81,14 +81,14 @@ class StagingMerge:
         )
 
     def _null_keys_query(self, staging: sql.Identifier, retracted: str) -> sql.Composed:
-        """The combinations of key columns that are NULL among retracted rows."""
+        """Return the combinations of key columns that are NULL among retracted rows."""
         columns = (sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in self.target.upsert_key)
         return sql.SQL("SELECT DISTINCT {columns} FROM {staging} WHERE {named} AND {retracted}").format(
             columns=sql.SQL(", ").join(columns), staging=staging, named=NAMED, retracted=sql.Identifier(retracted)
         )
 
     def _delete_query(self, staging: sql.Identifier, retracted: str, nulls: Sequence[bool]) -> sql.Composed:
-        """Deletes the rows whose keys have this combination of NULLs and whose last staged row is a retraction."""
+        """Delete the rows whose keys have this combination of NULLs and whose last staged row is a retraction."""
         fields = [self.schema.field(name) for name in self.target.upsert_key]
         among, matching = [], []
         for field, null in zip(fields, nulls, strict=True):
@@ -118,7 +118,7 @@ class StagingMerge:
         return name
 
     def _newest_rows(self, staging: sql.Identifier, chosen: sql.Composable, *among: sql.Composable) -> sql.Composed:
-        """The last row for each key, among rows that fulfil `among`, if that row fulfils `chosen`."""
+        """Return the last row for each key, among rows that fulfil `among`, if that row fulfils `chosen`."""
         key = sql.SQL(", ").join(_sorted_by(self.schema.field(name)) for name in self.target.upsert_key)
         # Rows that an earlier release staged have no order.
         ordered = ORDER_COLUMNS if self.target.ordered else ()
@@ -137,6 +137,6 @@ class StagingMerge:
 
 
 def _sorted_by(field: pa.Field) -> sql.Composable:
-    """The sort expression for a key column. Text is sorted by its bytes, which costs a fraction of a language's
+    """Return the sort expression for a key column. Text is sorted by its bytes, which costs a fraction of a language's
     collation. Equality is the same."""
     return sql.SQL('{} COLLATE "C"' if pa.types.is_string(field.type) else "{}").format(sql.Identifier(field.name))

@@ -152,7 +152,7 @@ class PostgresSink(NamesNoStore):
             )
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Empties the epoch's staging table once it is large. The rows are in the target already, unless they were
+        """Empty the epoch's staging table once it is large. The rows are in the target already, unless they were
         staged in another database, which the job no longer names."""
         self._elsewhere = next((receipt for receipt in receipts if receipt["rows"] and "database" in receipt), None)
         if self._elsewhere is None:
@@ -196,7 +196,7 @@ class PostgresSink(NamesNoStore):
             raise problem_of(failing, error, external=self._staging.external) from error
 
     def _ensure_staging(self, connection: Connection, table: sql.Identifier, schema: pa.Schema) -> None:
-        """Creates a staging table, unless it has the right columns: a task of the epoch about to be replayed may hold
+        """Create a staging table, unless it has the right columns: a task of the epoch about to be replayed may hold
         it."""
         rows = {ATTEMPT: "text", ROW: "bigint", **{field.name: staged_type(field) for field in schema}}
         order = dict.fromkeys(ORDER_COLUMNS if self.target.ordered else (), "bigint")
@@ -223,7 +223,7 @@ class PostgresSink(NamesNoStore):
 
 
 def drop_staging(dsn: str, schema: str, job: str, *, external: bool = False) -> None:
-    """Drops the staging tables of all outputs that the job has ever had in this database, including those from before
+    """Drop the staging tables of all outputs that the job has ever had in this database, including those from before
     an edit. Its drivers must have been fenced. Waits for tasks that still write. Raises SinkError or StoreUnavailable
     (OutputUnavailable if `external`)."""
     try:
@@ -236,8 +236,8 @@ def drop_staging(dsn: str, schema: str, job: str, *, external: bool = False) -> 
 
 
 def staging_apart(dsn: str, schema: str, job: str) -> list[str]:
-    """The names of the staging tables that `drop_staging` would drop in another database than the state's. Raises
-    SinkError and OutputUnavailable."""
+    """Return the names of the staging tables that `drop_staging` would drop in another database than the state's.
+    Raises SinkError and OutputUnavailable."""
     try:
         with connect(dsn) as connection:
             return [table.as_string(connection) for table in _staging_of(connection, schema, job)]
@@ -289,7 +289,7 @@ connections = _Connections()
 
 
 def _encode_csv(attempt: str, rows: pa.RecordBatch, first: int) -> bytes:
-    """Encodes rows as CSV, after their attempt and row number (from `first`). Nulls are empty, empty text is quoted."""
+    """Encode rows as CSV, after their attempt and row number (from `first`). Nulls are empty, empty text is quoted."""
     frame = pl.DataFrame(rows).select(
         pl.lit(attempt).alias(ATTEMPT),
         (first + pl.int_range(pl.len())).alias(ROW),
@@ -307,7 +307,7 @@ REPLACEMENT = "\ufffd".encode()
 
 
 def problem_of(summary: str, error: psycopg.Error, *, external: bool = False) -> SinkError | StoreUnavailable:
-    """Turns an error of Postgres into ours. If the database is unavailable, the job waits for it and recovers.
+    """Turn an error of Postgres into ours. If the database is unavailable, the job waits for it and recovers.
     Unless `external`, it is the state's database."""
     reason = " ".join(str(error).split())
     todo = advice(error, "Check the table and the role's rights")

@@ -123,11 +123,11 @@ class TargetTable:
             )
 
     def columns(self, output: pa.Schema) -> pa.Schema:
-        """The output's columns that the table has."""
+        """Return the output's columns that the table has."""
         return pa.schema([field for field in output if field.name != self.retracted])
 
     def ensure(self, connection: psycopg.Connection[Any], schema: pa.Schema, job: str) -> list[pa.Field]:
-        """Creates the table if it is missing. Returns the columns that it lacks, for `add`. Raises SinkError naming
+        """Create the table if it is missing. Returns the columns that it lacks, for `add`. Raises SinkError naming
         everything that does not fit, or if columns are missing in a table that the job has not created."""
         existing = columns_of(connection, self.identifier)
         if not existing:  # an existing table needs no right to create tables
@@ -164,7 +164,7 @@ class TargetTable:
         return missing
 
     def add(self, connection: psycopg.Connection[Any], missing: Sequence[pa.Field]) -> None:
-        """Adds columns, which are NULL in existing rows. From then on, the enclosing transaction blocks all readers of
+        """Add columns, which are NULL in existing rows. From then on, the enclosing transaction blocks all readers of
         the table."""
         statement = self._add_query(missing)
         try:
@@ -188,8 +188,8 @@ class TargetTable:
         return sql.SQL("ALTER TABLE {} {}").format(self.identifier, sql.SQL(", ").join(added))
 
     def _owned_by(self, job: str) -> sql.Composed:
-        """The statement that records the table's owner in its comment, which survives when the table is renamed, moved
-        or restored from a dump."""
+        """Return the statement that records the table's owner in its comment, which survives when the table is renamed,
+        moved or restored from a dump."""
         return sql.SQL("COMMENT ON TABLE {} IS {}").format(self.identifier, sql.Literal(_owner_comment(job)))
 
     def _is_owned_by(self, connection: psycopg.Connection[Any], job: str) -> bool:
@@ -228,7 +228,7 @@ def _owner_comment(job: str) -> str:
 
 
 def columns_of(connection: psycopg.Connection[Any], table: sql.Identifier) -> dict[str, TableColumn]:
-    """The columns of a table, in order. Empty if there is no such table."""
+    """Return the columns of a table, in order. Empty if there is no such table."""
     rows = connection.execute(
         "SELECT attname, pg_catalog.format_type(atttypid, atttypmod), "
         "attnotnull AND NOT atthasdef AND attidentity = '' FROM pg_catalog.pg_attribute "
@@ -239,7 +239,7 @@ def columns_of(connection: psycopg.Connection[Any], table: sql.Identifier) -> di
 
 
 def column_type(field: pa.Field, nested: Collection[str] = ()) -> str:
-    """The Postgres type of an output column."""
+    """Return the Postgres type of an output column."""
     arrow = field.type
     if field.name in nested:
         return "jsonb"
@@ -249,7 +249,7 @@ def column_type(field: pa.Field, nested: Collection[str] = ()) -> str:
 
 
 def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema, nested: Collection[str] = ()) -> list[str]:
-    """The reasons why a table with these columns cannot take rows of `schema`, even after adding columns."""
+    """Return the reasons why a table with these columns cannot take rows of `schema`, even after adding columns."""
     types = {field.name: column_type(field, nested) for field in schema}
     other = [
         f"column {name} is {existing[name].type}, the output's is {kind}"

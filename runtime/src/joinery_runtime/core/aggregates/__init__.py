@@ -48,6 +48,6 @@ _MAKERS: dict[str, Make] = {
 
 
 def accumulator(call: AggregateCall) -> Accumulator:
-    """The accumulator of an aggregate. Raises KeyError for an unknown function, and EnvironmentProblem if its library
-    is not installed."""
+    """Return the accumulator of an aggregate. Raises KeyError for an unknown function, and EnvironmentProblem if its
+    library is not installed."""
     return _MAKERS[call.function](f"${call.function}({call.arguments})", call)

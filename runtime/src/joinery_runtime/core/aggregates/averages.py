@@ -47,7 +47,7 @@ class Average:
         return self.quotient(states[0], states[-1]).cast(self.result_type)
 
     def _check_fit(self, states: States) -> States:
-        """Returns the states. Raises GroupError if an average has too many digits before the point for its type."""
+        """Return the states. Raises GroupError if an average has too many digits before the point for its type."""
         if self.tight:
             kind, averages = self.result_type, self.quotient(states[0], states[-1])
             least = pa.scalar(Decimal(10 ** (kind.precision - kind.scale)), averages.type)

@@ -39,7 +39,7 @@ from joinery_runtime.job.kinds.session.sessions import arguments_text
 
 
 def condition_column(condition: str) -> str:
-    """The name of the column that says which rows meet a condition of aggregates."""
+    """Return the name of the column that says which rows meet a condition of aggregates."""
     return f"$where({condition})"
 
 
@@ -77,8 +77,8 @@ class AggregateCall:
         return arguments_text([name for name in (self.column, self.by) if name], self.condition)
 
     def values(self, rows: pa.RecordBatch) -> pa.Array | None:
-        """What `fold` takes of these rows: None for a count of all rows; of two columns a struct, NULL if either is.
-        Rows that do not meet the condition are NULL."""
+        """Return what `fold` takes of these rows: None for a count of all rows; of two columns a struct, NULL if either
+        is. Rows that do not meet the condition are NULL."""
         condition = rows.column(self.condition_column) if self.condition is not None else None
         if not self.column:
             return None if condition is None else pc.if_else(condition, condition, None)
@@ -183,17 +183,18 @@ class Accumulator(Protocol):
     def result_type(self) -> pa.DataType: ...
 
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
-        """Computes the states of groups of rows. `values` is what `AggregateCall.values` gives; NULLs are skipped.
+        """Compute the states of groups of rows. `values` is what `AggregateCall.values` gives; NULLs are skipped.
         `times` are event times in milliseconds (int64[n])."""
         ...
 
     def merge(self, states: States, groups: Groups) -> States:
-        """Merges each group of states into one. States of a group are in order of arrival: of two `first` or `last`
+        """Merge each group of states into one. States of a group are in order of arrival: of two `first` or `last`
         values with the same time, the one in the earlier state arrived earlier."""
         ...
 
     def result(self, states: States) -> pa.Array:
-        """The output value of each state, of type `result_type`. Without any value it is NULL, or 0 for counts."""
+        """Return the output value of each state, of type `result_type`. Without any value it is NULL, or 0 for
+        counts."""
         ...
 
 

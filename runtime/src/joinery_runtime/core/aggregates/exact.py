@@ -47,12 +47,12 @@ class Wide:
 
     @classmethod
     def of(cls, values: pa.Array) -> Wide:
-        """The unscaled numbers of a decimal128 array without NULLs."""
+        """Return the unscaled numbers of a decimal128 array without NULLs."""
         words = np.frombuffer(values.buffers()[1], dtype=np.int64)[2 * values.offset :][: 2 * len(values)]
         return cls(words[1::2], words[::2].view(np.uint64))
 
     def decimals(self, kind: pa.DataType) -> pa.Array:
-        """The numbers as a decimal128 array, whose precision they must fit."""
+        """Return the numbers as a decimal128 array, whose precision they must fit."""
         words = np.empty(2 * len(self.low), dtype=np.int64)
         words[::2], words[1::2] = self.low.view(np.int64), self.high
         return pa.Array.from_buffers(kind, len(self.low), [None, pa.py_buffer(words)])
@@ -75,12 +75,12 @@ class Wide:
         return Wide(self.high[at], self.low[at])
 
     def objects(self) -> np.ndarray:
-        """The numbers as an array of Python integers."""
+        """Return the numbers as an array of Python integers."""
         return np.asarray(self.high.astype(object) * _WORD + self.low.astype(object))
 
 
 def wide_sums(values: pa.Array, groups: Groups) -> tuple[Wide, np.ndarray]:
-    """Returns the sums of groups of int64 or decimal128 values without NULLs, and bool[m]: which sums are lost because
+    """Return the sums of groups of int64 or decimal128 values without NULLs, and bool[m]: which sums are lost because
     they do not fit 128 bits."""
     if not pa.types.is_decimal(values.type):
         return _sum_words(values.to_numpy(), groups)
@@ -103,7 +103,7 @@ def _sum_words(words: np.ndarray, groups: Groups) -> tuple[Wide, np.ndarray]:
 
 
 def _sum_halves(halves: list[np.ndarray], groups: Groups) -> tuple[Wide, np.ndarray]:
-    """Sums numbers that are cut into two or four 32-bit words, lowest first, the last one signed. Fewer than 2^31 such
+    """Sum numbers that are cut into two or four 32-bit words, lowest first, the last one signed. Fewer than 2^31 such
     words never overflow an int64 sum."""
     sums = [np.add.reduceat(half, groups.starts) for half in halves]
     sums += [np.zeros_like(sums[0]) for _ in range(4 - len(sums))]
@@ -130,7 +130,7 @@ class Digits:
 
     @classmethod
     def of(cls, values: pa.Array) -> Digits:
-        """The numbers of an array without NULLs: of integers, decimals or floating-point numbers."""
+        """Return the numbers of an array without NULLs: of integers, decimals or floating-point numbers."""
         if pa.types.is_floating(values.type):
             return cls._of_doubles(values.cast(pa.float64()).to_numpy())
         if pa.types.is_decimal(values.type):
@@ -169,7 +169,7 @@ class Digits:
 
 
 def sums(numbers: Digits, groups: Groups) -> pa.Array:
-    """The stored sum of each group (binary[m])."""
+    """Return the stored sum of each group (binary[m])."""
     total = _Total(numbers.position, len(numbers.digits), groups)
     for i, digit in enumerate(numbers.digits):
         total.add(i, numbers.sign * digit.astype(np.int64))
@@ -177,8 +177,8 @@ def sums(numbers: Digits, groups: Groups) -> pa.Array:
 
 
 def product_sums(left: Digits, right: Digits, groups: Groups) -> pa.Array:
-    """The stored sum of `left * right` of each group (binary[m]); squares if both are the same object. The unit is the
-    product of both units."""
+    """Return the stored sum of `left * right` of each group (binary[m]); squares if both are the same object. The unit
+    is the product of both units."""
     sign = left.sign * right.sign
     total = _Total(left.position + right.position, len(left.digits) + len(right.digits), groups)
     for i, a in enumerate(left.digits):
@@ -192,7 +192,7 @@ def product_sums(left: Digits, right: Digits, groups: Groups) -> pa.Array:
 
 
 def merged_sums(stored: pa.Array, groups: Groups) -> pa.Array:
-    """The stored sum of each group of stored sums without NULLs (binary[m])."""
+    """Return the stored sum of each group of stored sums without NULLs (binary[m])."""
     ends = np.frombuffer(stored.buffers()[1], dtype=np.int32)[stored.offset :][: len(stored) + 1].astype(np.int64) // 4
     words = np.frombuffer(stored.buffers()[2], dtype="<i4") if ends[-1] else np.zeros(0, dtype=np.int32)
     starts, lengths = ends[:-1], np.diff(ends)
@@ -213,7 +213,7 @@ def merged_sums(stored: pa.Array, groups: Groups) -> pa.Array:
 
 
 def integer(stored: bytes) -> tuple[int, int]:
-    """A stored sum with bytes as (integer, position): it is integer * 2^(32 * position) units."""
+    """Return a stored sum with bytes as (integer, position): it is integer * 2^(32 * position) units."""
     return int.from_bytes(stored[4:], "little", signed=True), int.from_bytes(stored[:4], "little", signed=True)
 
 
@@ -228,7 +228,7 @@ class _Total:
         self._digits = np.zeros((max(used) + width, groups.count), dtype=np.int64)
 
     def add(self, nth: int, amounts: np.ndarray) -> None:
-        """Adds each row's amount (int64[n], less than 2^34) to the digit that is `nth` from the row's position."""
+        """Add each row's amount (int64[n], less than 2^34) to the digit that is `nth` from the row's position."""
         for at, rows in self._rows_at.items():
             chosen = amounts if rows is None else np.where(rows, amounts, 0)
             self._digits[at + nth] += np.add.reduceat(chosen, self._groups.starts)
@@ -238,7 +238,7 @@ class _Total:
 
 
 def _pack(digits: np.ndarray, lowest: int, finite: np.ndarray) -> pa.Array:
-    """Stored sums from digits (int64[d, m]) that are not carried yet and begin at position `lowest`."""
+    """Return stored sums from digits (int64[d, m]) that are not carried yet and begin at position `lowest`."""
     width, count = digits.shape
     body = np.zeros((width + 2, count), dtype=np.int64)
     body[:width] = digits

@@ -143,7 +143,7 @@ class Companion:
         return states[0]
 
     def _best(self, present: Present, values: pa.Array, by: pa.Array, times: np.ndarray) -> States:
-        """The states of the groups, from rows or states in order of arrival."""
+        """Return the states of the groups, from rows or states in order of arrival."""
         if not len(values):
             return tuple(present.scatter(pa.array([], field.type)) for field in self.fields)
         if pa.types.is_floating(by.type) or pa.types.is_decimal(by.type) or pa.types.is_string(by.type):

@@ -89,7 +89,7 @@ FUNCTIONS: Mapping[str, Make] = {
 
 
 def distinct(values: pa.Array, group: np.ndarray, groups: int) -> tuple[np.ndarray, pa.Array]:
-    """Returns offsets (int64[m + 1]) and the distinct values of m groups: sorted within each group, which begins and
+    """Return offsets (int64[m + 1]) and the distinct values of m groups: sorted within each group, which begins and
     ends at its offsets. `group` (int64[n]) is the group of each value; there are no NULLs. Floating-point numbers are
     equal if their bits are."""
     if values.type in _SORTED_AS:
@@ -166,7 +166,7 @@ def as_integers(values: pa.Array) -> np.ndarray:
 
 
 def unify_zeros(values: pa.Array) -> pa.Array:
-    """Replaces floating-point numbers so that there is one zero and one NaN."""
+    """Replace floating-point numbers so that there is one zero and one NaN."""
     if not pa.types.is_floating(values.type):
         return values
     numbers = values.to_numpy() + values.type.to_pandas_dtype()(0)

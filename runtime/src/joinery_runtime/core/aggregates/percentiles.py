@@ -95,7 +95,7 @@ class Percentile:
         return pa.array(output, mask=totals == 0)
 
     def _rank(self, total: int) -> tuple[int, float]:
-        """The number of the value, from 1, and how far the percentile lies between that and the next."""
+        """Return the number of the value, from 1, and how far the percentile lies between that and the next."""
         if not self.between:
             return max(1, -(-total * self.share.numerator // self.share.denominator)), 0.0
         whole, part = divmod(self.share * (total - 1), 1)
@@ -125,7 +125,7 @@ class Percentile:
 
 
 def _as_doubles(values: pa.Array) -> pa.Array:
-    """The double nearest to each number."""
+    """Return the double nearest to each number."""
     if not pa.types.is_decimal(values.type):
         return values.cast(pa.float64(), safe=False)
     numbers, scale = Wide.of(values), values.type.scale

@@ -55,7 +55,7 @@ class Sketch:
         return (_states(key_hash([present.values]), groups.number[present.rows], groups.count, {}),)
 
     def merge(self, states: States, groups: Groups) -> States:
-        """Merges each group of states. A group of one keeps its state unchanged."""
+        """Merge each group of states. A group of one keeps its state unchanged."""
         merged = np.flatnonzero(groups.sizes > 1)
         if not len(merged):
             return states
@@ -86,7 +86,7 @@ class Sketch:
 
 
 def _states(hashes: np.ndarray, group: np.ndarray, groups: int, sketches: Mapping[int, Sequence[bytes]]) -> pa.Array:
-    """Makes one state per group from hashes (uint64[n]), whose groups `group` gives, and from the groups' sketches, if
+    """Make one state per group from hashes (uint64[n]), whose groups `group` gives, and from the groups' sketches, if
     any."""
     offsets, distinct_hashes = distinct(pa.array(hashes), group, groups)
     words, sizes = distinct_hashes.to_numpy(), np.diff(offsets)

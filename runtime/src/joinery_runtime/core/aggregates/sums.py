@@ -126,7 +126,7 @@ class DoubleSum:
 
 
 def _compensated_sums(values: _Doubles, groups: Groups) -> _Doubles:
-    """(sums, rests), float64[m] each, of groups of n such sums."""
+    """Return (sums, rests), float64[m] each, of groups of n such sums."""
     (high, low), starts, sizes = values, groups.starts, groups.sizes
     sums, rests = np.empty(groups.count), np.empty(groups.count)
     pending = np.arange(groups.count)
@@ -142,7 +142,7 @@ def _compensated_sums(values: _Doubles, groups: Groups) -> _Doubles:
 
 
 def _add_pairs(values: _Doubles, starts: np.ndarray, sizes: np.ndarray) -> _Doubles:
-    """The first and the second of each group added, the third and the fourth, ...; an odd last one as it is."""
+    """Return the first and the second of each group added, the third and the fourth, ...; an odd last one as it is."""
     (high, low), halved = values, (sizes + 1) >> 1
     ends = np.cumsum(halved)
     first = np.repeat(starts - 2 * (ends - halved), halved) + np.arange(0, 2 * int(halved.sum()), 2)

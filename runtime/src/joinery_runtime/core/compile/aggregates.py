@@ -82,8 +82,8 @@ class AggregatedRows:
 
 
 def rows_of_input(aggregation: Aggregation, side: Input, columns: Collection[str], error: ToError) -> AggregatedRows:
-    """The records of an input, with the computed columns and those of the aggregates' conditions. `columns` are the
-    input's, as the job may write them."""
+    """Return the records of an input, with the computed columns and those of the aggregates' conditions. `columns` are
+    the input's, as the job may write them."""
     declared = arrow_schema(side.columns)
     computed = []
     for number, column in enumerate(aggregation.compute):
@@ -126,8 +126,8 @@ def _predicate(path: str, text: str | None, side: Input, error: ToError) -> Expr
 def aggregate_steps(
     job: StreamJoin, aggregation: Aggregation, rows: AggregatedRows, number: int, input_filter: Expression | None = None
 ) -> tuple[StepSpec, ...]:
-    """The steps that aggregate the rows behind `number` steps: one, two with `then`, and one more that ranks the rows
-    of the last aggregate. `input_filter` is that of an only input."""
+    """Return the steps that aggregate the rows behind `number` steps: one, two with `then`, and one more that ranks the
+    rows of the last aggregate. `input_filter` is that of an only input."""
     then, following, top = aggregation.then, aggregation.next, job.top_of_windows
     last = following or aggregation
     error, error_of_then = error_of_aggregate(job), error_of_aggregate(job, "then.")
@@ -160,7 +160,7 @@ def aggregate_steps(
 
 
 def _rows_made_by(step: StepSpec, rows: AggregatedRows) -> AggregatedRows:
-    """The rows that a step has made of `rows`."""
+    """Return the rows that a step has made of `rows`."""
     schema = step.output_schema()
     return AggregatedRows(
         schema=schema,
@@ -179,8 +179,8 @@ def _rows_made_by(step: StepSpec, rows: AggregatedRows) -> AggregatedRows:
 def _columns_read_by_top(
     job: StreamJoin, top: TopN, sort_expressions: Sequence[Expression], aggregation: Aggregation
 ) -> Collection[str]:
-    """The columns of the aggregation's rows that they are ranked by, or that the job emits or computes what it emits
-    of. The times of their windows, which the step knows, are among them only if rows are ranked by these."""
+    """Return the columns of the aggregation's rows that they are ranked by, or that the job emits or computes what it
+    emits of. The times of their windows, which the step knows, are among them only if rows are ranked by these."""
     names = {column: name for name, column in aggregation.columns_by_name.items()}
     emitted = {column.step_column for column in job.output_columns if column.step_column is not None}
     read = {names.get(column, column) for column in emitted}
@@ -200,7 +200,7 @@ def _top_step(
     rows: AggregatedRows,
     number: int,
 ) -> StepSpec:
-    """The step that emits the first of an aggregation's `rows` of each key and window (R6)."""
+    """Return the step that emits the first of an aggregation's `rows` of each key and window (R6)."""
     schema = rows.schema
     for (path, _), expression in zip(top.expressions.items(), sort_expressions, strict=True):
         with errors_at(job, f"spec.{top.field}.{path}"):
@@ -238,18 +238,18 @@ def _top_step(
 
 
 def error_of_aggregate(job: StreamJoin, prefix: str = "") -> ToError:
-    """Makes errors about fields of the job's aggregate."""
+    """Make errors about fields of the job's aggregate."""
     return lambda path, message: error_at(job, f"spec.aggregate.{prefix}{path}", message)
 
 
 def error_at(job: StreamJoin | SessionWindow, path: str, message: str) -> JobError:
-    """Makes the error of a field, or of the SQL that stands for it."""
+    """Make the error of a field, or of the SQL that stands for it."""
     return JobError(job.name, [Problem(path if job.spec.sql is None else SQL_PATH, message)])
 
 
 @contextmanager
 def errors_at(job: StreamJoin | SessionWindow, path: str) -> Iterator[None]:
-    """Makes an error of an expression that of the field at `path`, or of the SQL that stands for it."""
+    """Make an error of an expression that of the field at `path`, or of the SQL that stands for it."""
     try:
         yield
     except ExpressionError as problem:
@@ -257,7 +257,7 @@ def errors_at(job: StreamJoin | SessionWindow, path: str) -> Iterator[None]:
 
 
 def select_path(number: int) -> str:
-    """The path of an expression that the job emits."""
+    """Return the path of an expression that the job emits."""
     return f"spec.select[{number}].expression"
 
 
@@ -301,8 +301,8 @@ class AggregateCompiler:
         where: Expression | None = None,
         input_filter: Expression | None = None,
     ) -> StepSpec:
-        """The step with this number. `part` is that of its state (None: that of an aggregate at this place), `where` a
-        condition on the rows, `input_filter` that of the input itself."""
+        """Return the step with this number. `part` is that of its state (None: that of an aggregate at this place),
+        `where` a condition on the rows, `input_filter` that of the input itself."""
         read = {*self._keys, *(name for call in self._aggregates for name in call.columns)}
         rows = self._rows
         intake = Intake(
@@ -346,7 +346,7 @@ class AggregateCompiler:
         return with_columns(parse_expression(text), groups)
 
     def _step_types(self) -> dict[str, pa.DataType]:
-        """The types of the step's columns, as the kind makes them."""
+        """Return the types of the step's columns, as the kind makes them."""
         types = {name: self._rows.schema.field(name).type for name in self._keys}
         return {
             **types,
@@ -384,7 +384,7 @@ class AggregateCompiler:
         return OutputColumn(name, column_type(expression, {"": schema}), expression=expression)
 
     def _emitted_types(self) -> dict[str, pa.DataType]:
-        """The types that the step's columns have in its output, and in the expressions there."""
+        """Return the types that the step's columns have in its output, and in the expressions there."""
         times = dict.fromkeys(WINDOW_COLUMNS, arrow_type(self._job.window_times))
         return {**self._step_types(), **times, RETRACTED: pa.bool_()}
 
@@ -413,11 +413,11 @@ class AggregateCompiler:
 
 @cache
 def ranking_kinds() -> tuple[type[Ranking], ...]:
-    """The kinds of step that emit some of their rows."""
+    """Return the kinds of step that emit some of their rows."""
     return find_kinds(Ranking)  # type: ignore[type-abstract]
 
 
 @cache
 def aggregate_kinds() -> tuple[type[Aggregating], ...]:
-    """The kinds of window that aggregate rows."""
+    """Return the kinds of window that aggregate rows."""
     return find_kinds(Aggregating)  # type: ignore[type-abstract]

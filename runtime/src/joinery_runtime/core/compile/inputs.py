@@ -53,15 +53,15 @@ def compile_only_input(job: StreamJoin) -> Pipeline:
 def computed_column(
     job: StreamJoin, path: str, text: str, schemas: dict[str, pa.Schema]
 ) -> tuple[Expression, pa.DataType]:
-    """An expression over the columns of inputs, with its type. Raises JobError naming the field at `path`, or the
-    SQL."""
+    """Return an expression over the columns of inputs, with its type. Raises JobError naming the field at `path`, or
+    the SQL."""
     with errors_at(job, path):
         expression = parse_expression(text)
         return expression, column_type(expression, schemas)
 
 
 def input_filter(job: StreamJoin, name: str) -> Expression | None:
-    """The condition of the input itself."""
+    """Return the condition of the input itself."""
     text = job.input_filters.get(name)
     if text is None:
         return None
@@ -80,8 +80,8 @@ def input_filter(job: StreamJoin, name: str) -> Expression | None:
 
 
 def _projection(job: StreamJoin, condition: Expression | None) -> StepSpec:
-    """The step that emits the records. Its intake computes their columns: a record on which an expression fails can be
-    a dead letter there."""
+    """Return the step that emits the records. Its intake computes their columns: a record on which an expression fails
+    can be a dead letter there."""
     (side,) = job.inputs
     declared = arrow_schema(side.columns)
     output, computed, fields = list[OutputColumn](), list[tuple[str, Expression]](), list[pa.Field]()

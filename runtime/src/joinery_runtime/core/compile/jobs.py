@@ -72,7 +72,7 @@ def compile_join(job: StreamJoin) -> Pipeline:
 
 
 def stored_columns(pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
-    """The columns that segments store, per part of the state, for the job's signature."""
+    """Return the columns that segments store, per part of the state, for the job's signature."""
     return {part: side.stored for part, side in pipeline.parts().items()}
 
 

@@ -258,15 +258,15 @@ class JoinCompiler:
         return conjunction([*([own] if own is not None else []), *self._filters_of_inputs[name]])
 
     def _checked_parts(self, name: str) -> tuple[Expression, ...]:
-        """The parts of output expressions and of filters that read only this input."""
+        """Return the parts of output expressions and of filters that read only this input."""
         expressions = [output.expression for output in self._output if output.expression is not None]
         expressions += [condition for conditions in self._filters for condition in conditions]
         expressions += self._ranked_by
         return tuple(part for expression in expressions for part in parts_of_one_input(expression, name))
 
     def _compared_parts(self, reading: int, name: str) -> tuple[Expression, ...]:
-        """The parts of match conditions that read only this input, from step `reading` on, which reads it. Within a
-        step, a condition that reads other inputs shields those that follow it."""
+        """Return the parts of match conditions that read only this input, from step `reading` on, which reads it.
+        Within a step, a condition that reads other inputs shields those that follow it."""
         parts: list[Expression] = []
         for split in self._steps[reading:]:
             for condition in split.conditions:
@@ -277,7 +277,8 @@ class JoinCompiler:
         return tuple(parts)
 
     def _rank(self, ranking: RankingKind, before: Sequence[StepSpec]) -> StepSpec:
-        """The step that emits some of the rows that the last of the steps before makes, or the only input has."""
+        """Return the step that emits some of the rows that the last of the steps before makes, or the only input
+        has."""
         number, time, chained = len(before), self._job.ranked_time(ranking), bool(before)
         schema = before[-1].output_schema() if chained else self._schemas[time]
         naming = Intake(schema, "", (), (), chained=chained)
@@ -311,7 +312,7 @@ class JoinCompiler:
     # --- columns ------------------------------------------------------------------------------------------------------
 
     def _needed_by(self, rankings: Sequence[RankingKind]) -> set[ColumnRef]:
-        """The columns that the output needs, and these last ones of the job's rankings."""
+        """Return the columns that the output needs, and these last ones of the job's rankings."""
         needed = {ref for output in self._output for ref in output.columns}
         for ranking in rankings:
             needed |= {*_refs(ranking.keys), self._event_time(self._job.ranked_time(ranking))}
@@ -320,7 +321,7 @@ class JoinCompiler:
         return needed
 
     def _needed_after(self, number: int) -> set[ColumnRef]:
-        """The columns that a row still needs once the step has made it."""
+        """Return the columns that a row still needs once the step has made it."""
         needed = self._needed_by(self._job.rankings)
         for later in self._steps[number + 1 :]:
             needed |= later.confirmed | later.filtered_by
@@ -334,12 +335,12 @@ class JoinCompiler:
         return self._columns_of(inputs, self._needed_after(number))
 
     def _columns_of(self, inputs: Iterable[str], needed: Collection[ColumnRef]) -> list[ColumnRef]:
-        """The needed columns of the inputs, in the order of these."""
+        """Return the needed columns of the inputs, in the order of these."""
         columns = (ColumnRef(name, column) for name in inputs for column in self._schemas[name].names)
         return [ref for ref in columns if ref in needed]
 
     def _forwarded_windows(self, number: int) -> tuple[str, ...]:
-        """The columns of the windows that a step's rows have and later ones, or the output, read (W5)."""
+        """Return the columns of the windows that a step's rows have and later ones, or the output, read (W5)."""
         windowed = [later for later, step in enumerate(self._job.joins) if step.matching.windowed]
         if not windowed or windowed[0] > number:
             return ()
@@ -380,7 +381,7 @@ class JoinCompiler:
     # --- expressions --------------------------------------------------------------------------------------------------
 
     def _aggregated_columns(self, aggregation: Aggregation) -> list[_Output]:
-        """What the last join hands on: the columns that are aggregated, and the event time."""
+        """Return what the last join hands on: the columns that are aggregated, and the event time."""
         time, computed = self._job.aggregated_time, {column.as_: column.expression for column in aggregation.compute}
         named = [*aggregation.group_by, *(name for call in aggregation.aggregates for name in call.columns)]
         refs = [ref for name in named if name not in computed and (ref := parse_reference(name)) is not None]
@@ -445,5 +446,5 @@ def _emits(step: JoinStep) -> Emits:
 
 @cache
 def join_kinds() -> tuple[type[Join], ...]:
-    """The kinds of join."""
+    """Return the kinds of join."""
     return find_kinds(Join)  # type: ignore[type-abstract]

@@ -43,12 +43,12 @@ class KeyCompiler:
             raise JobError(self._job.name, problems)
 
     def schema_of(self, name: str) -> pa.Schema:
-        """The columns of an input, with its computed keys last."""
+        """Return the columns of an input, with its computed keys last."""
         added = [pa.field(ref.column, kind) for ref, kind in self._types.items() if ref.input == name]
         return pa.schema([*self._declared[name], *added])
 
     def computed_of(self, name: str) -> tuple[tuple[str, Expression], ...]:
-        """The input's computed keys, in the order of its schema."""
+        """Return the input's computed keys, in the order of its schema."""
         return tuple((ref.column, expression) for ref, expression in self.expressions.items() if ref.input == name)
 
     def _compile_pair(self, pair: KeyPair, padded: set[str]) -> None:
@@ -86,7 +86,7 @@ def _key_type(kind: pa.DataType) -> pa.DataType:
 
 
 def deciding_side(part: Expression, left: tuple[str, ...], step: JoinStep, kind: Join) -> int | None:
-    """Returns the side that decides a predicate alone: rows that fail it are never kept (J4). A table must keep all of
+    """Return the side that decides a predicate alone: rows that fail it are never kept (J4). A table must keep all of
     its rows, because dropping a version does not make an older one valid."""
     inputs = {ref.input for ref in part.columns}
     if inputs and inputs <= set(left):

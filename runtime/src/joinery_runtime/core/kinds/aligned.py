@@ -49,7 +49,7 @@ class Windows:
 
     @classmethod
     def of(cls, window: AlignedWindow) -> Self:
-        """The windows that a job writes."""
+        """Return the windows that a job writes."""
         match window:
             case HoppingOfGroup():
                 return cls(window.size, window.slide, window.offset, zone=window.time_zone)
@@ -79,8 +79,8 @@ class Windows:
         return self._event_times((self._local(ts) // self.pane + 1) * self.pane)
 
     def numbers_of(self, ts: np.ndarray) -> Bounds:
-        """The first and the last window that hold each row, by its `ts` (int64[n]). Not all in between exist, see
-        `expand`."""
+        """Return the first and the last window that hold each row, by its `ts` (int64[n]). Not all in between exist,
+        see `expand`."""
         since = self._local(ts)
         if self.of_windows:
             number = (since - self._length) // self.every + 1
@@ -110,14 +110,14 @@ class Windows:
     # --- what a horizon closes ----------------------------------------------------------------------------------------
 
     def last_closed(self, horizon: int) -> int:
-        """The number of the last window whose end is at the horizon or before; END_OF_TIME: all are closed."""
+        """Return the number of the last window whose end is at the horizon or before; END_OF_TIME: all are closed."""
         if horizon == END_OF_TIME:
             return END_OF_TIME
         local = horizon if self.zone is None else int(local_clock(self.zone).local(_in_reach(horizon)))
         return (local - self.offset - self._length) // self.every
 
     def closing(self, horizon: Horizon) -> Numbers | None:
-        """The windows that an epoch closes, `before < end <= now`. None: it closes none."""
+        """Return the windows that an epoch closes, `before < end <= now`. None: it closes none."""
         if horizon.current is None:
             return None
         first = BEGIN_OF_TIME if horizon.previous is None else self.last_closed(horizon.previous) + 1
@@ -125,11 +125,11 @@ class Windows:
         return (clamp(first), clamp(last)) if first <= last else None
 
     def open(self, horizon: int | None) -> Numbers:
-        """The windows that a horizon leaves open."""
+        """Return the windows that a horizon leaves open."""
         return (BEGIN_OF_TIME if horizon is None else clamp(self.last_closed(horizon) + 1)), END_OF_TIME
 
     def open_from(self, horizon: int) -> int:
-        """The lowest event time that is still in an open window: the start of the first open one."""
+        """Return the lowest event time that is still in an open window: the start of the first open one."""
         if horizon >= END_OF_TIME:
             return END_OF_TIME
         begin = (self.last_closed(horizon) + 1) * self.every
@@ -138,7 +138,7 @@ class Windows:
         return clamp(self._event_time((begin // self.size * self.size if self.cumulative else begin) + self.offset))
 
     def whole_from(self, horizon: int) -> int:
-        """The lowest event time of which every window is still open: the end of the last closed one."""
+        """Return the lowest event time of which every window is still open: the end of the last closed one."""
         if horizon >= END_OF_TIME:
             return END_OF_TIME
         if self.of_windows:
@@ -178,13 +178,13 @@ class Windows:
 
 
 def _in_reach(time: int) -> np.ndarray:
-    """Times far outside of the calendar count as the farthest one."""
+    """Return the times, of which those far outside of the calendar count as the farthest one."""
     return np.array(min(max(time, -_FARTHEST), _FARTHEST))
 
 
 @dataclass(frozen=True, slots=True)
 class LastEnd(RowTime):
-    """The end of the last window that holds the row decides."""
+    """Decide by the end of the last window that holds the row."""
 
     windows: Windows
 
@@ -204,7 +204,7 @@ class ByWindows(StepOperator):
     windows: Windows
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """The first window of a row before this time has been emitted without the row."""
+        """Return the first window of a row before this time has been emitted without the row."""
         closed = horizons[side].current
         return None if closed is None else self.windows.whole_from(closed)
 

@@ -88,7 +88,7 @@ class AsOfJoin(Join):
         return 0
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
-        """Looks up every stream row that is emitted in this epoch. No stream row is dropped as late (A3)."""
+        """Look up every stream row that is emitted in this epoch. No stream row is dropped as late (A3)."""
         work, unresolved = _with_unavailable_values(step, work)
         runs = [state_run.run for state_run in work.state_runs[RIGHT]]
         arrivals, horizon, expired = work.arrivals[RIGHT], work.horizons[RIGHT].current, 0
@@ -126,7 +126,7 @@ class AsOfJoin(Join):
         return side == RIGHT
 
     def _split_arrivals(self, step: StepSpec, work: StepWork) -> tuple[pa.RecordBatch | None, Run | None]:
-        """Splits the stream's arrivals into those that are emitted at once, by (partition, offset), and those that
+        """Split the stream's arrivals into those that are emitted at once, by (partition, offset), and those that
         wait, for late versions (A3) or for versions that are not read yet (A4). A row that cannot match has nothing to
         wait for (O2)."""
         rows = work.arrivals[LEFT]
@@ -142,14 +142,14 @@ class AsOfJoin(Join):
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """The version that was valid at an earlier row's time may be superseded and evicted (A2)."""
+        """Return the version that was valid at an earlier row's time may be superseded and evicted (A2)."""
         return horizons[RIGHT].current if side == LEFT else None
 
     def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
-        """The stream's horizon is the time up to which rows have waited long enough (A3) and the table was read (A4);
-        `end` ends the waiting for late versions. A table that has ended forgets nothing: its time stays at its last
-        row. Rows that are not read yet, wait for the table, or may still come from the steps before will ask for
-        versions of their times (A2)."""
+        """Return the horizons. The stream's is the time up to which rows have waited long enough (A3) and the table was
+        read (A4); `end` ends the waiting for late versions. A table that has ended forgets nothing: its time stays at
+        its last row. Rows that are not read yet, wait for the table, or may still come from the steps before will ask
+        for versions of their times (A2)."""
         left, right = step.sides
         stream, table = times[left.time], times[right.time]
         waited = END_OF_TIME if stream.watermark == END_OF_TIME else earlier(stream.highest, self.grace)
@@ -161,7 +161,7 @@ class AsOfJoin(Join):
     def output_watermarks(
         self, step: StepSpec, lows: OutputWatermarks, horizons: Horizons, distance: Distance
     ) -> OutputWatermarks:
-        """Waiting rows are later than the horizon of the epoch before. A version may be older than its row by any
+        """Count waiting rows as later than the horizon of the epoch before. A version may be older than its row by any
         time, so nothing counts from the table's times."""
         return lowest_of_left(step, lows, earlier(horizons[step.sides[LEFT].part].previous, -1), distance)
 
@@ -170,7 +170,7 @@ class AsOfJoin(Join):
         return side == LEFT and meta.ts_min <= horizon.current and self.needs(step, side, meta, horizon)
 
     def survivors(self, step: StepSpec, side: int, runs: Sequence[StateRun], horizon: Horizon) -> Sequence[StateRun]:
-        """Keeps the stream's waiting rows, and the table's versions that are not superseded at the horizon.
+        """Keep the stream's waiting rows, and the table's versions that are not superseded at the horizon.
 
         A deletion valid at the horizon stays even as a key's only version. Without it, a version from before the
         deletion that arrives later would come back to life instead of being dropped (A2).
@@ -196,7 +196,7 @@ def _lowest(time: int | None, *reached: int) -> int | None:
 
 
 def _with_unavailable_values(step: StepSpec, work: StepWork) -> tuple[StepWork, np.ndarray]:
-    """Gives the table's arrivals the values that their records lack, from the version before them (A1). Returns also
+    """Give the table's arrivals the values that their records lack, from the version before them (A1). Returns also
     the partitions and offsets (int64[k, 2]) of those that are left out, because there is none."""
     rows, no_rows = work.arrivals[RIGHT], np.empty((0, 2), np.int64)
     if rows is None or UNAVAILABLE not in rows.schema.names or rows.column(UNAVAILABLE).null_count == rows.num_rows:
@@ -242,7 +242,7 @@ def sources_of(
 
 
 def _due_rows(work: StepWork) -> pa.RecordBatch | None:
-    """Returns the kept rows whose wait ends now, by time. Rows emitted in an earlier epoch may still be stored."""
+    """Return the kept rows whose wait ends now, by time. Rows emitted in an earlier epoch may still be stored."""
     horizon = work.horizons[LEFT]
     if horizon.current is None:
         return None
@@ -292,7 +292,7 @@ def _join(
     *,
     closing: bool,
 ) -> _Joined:
-    """Joins stream rows with the versions valid at their times. Of a left join, emits the others with NULLs."""
+    """Join stream rows with the versions valid at their times. Of a left join, emits the others with NULLs."""
     stream_rows = Selection(rows, np.flatnonzero(_joinable(rows)))
     unmatched, parts, matches = np.ones(rows.num_rows, dtype=bool), list[Pairs](), 0
     valid = valid_versions(step, stream_rows, runs, work.horizons[RIGHT].current)
@@ -339,7 +339,7 @@ class ValidVersions:
 
 
 def valid_versions(step: StepSpec, rows: Selection, runs: Sequence[Run], horizon: int | None) -> ValidVersions | None:
-    """Finds the version valid at each stream row's time. None if no row has one."""
+    """Find the version valid at each stream row's time. None if no row has one."""
     ts = rows.numbers(TS)
     latest = _latest(step, rows, ts if horizon is None else np.maximum(ts, horizon), runs)
     # The version valid at the horizon is all that remains of earlier times, and it may be newer than the row.
@@ -386,7 +386,7 @@ class _Latest:
         return cls(nothing, nothing.copy(), np.full((len(VERSION_ORDER), count), BEGIN_OF_TIME))
 
     def improve(self, number: int, probes: np.ndarray, versions: Selection) -> None:
-        """Takes those `versions` of a run, one for each of `probes`, that are later than the versions known so far."""
+        """Take those `versions` of a run, one for each of `probes`, that are later than the versions known so far."""
         version_order = _version_order(versions)
         better = _later(version_order, self.version_order[:, probes])
         chosen = probes[better]
@@ -397,7 +397,7 @@ class _Latest:
         return _Latest(self.run[probes], self.row[probes], self.version_order[:, probes])
 
     def chosen(self, runs: Sequence[Run], usable: np.ndarray) -> ValidVersions | None:
-        """The versions found for the probes that are `usable` (bool[n])."""
+        """Return the versions found for the probes that are `usable` (bool[n])."""
         probes = np.flatnonzero((self.run >= 0) & usable)
         if not len(probes):
             return None
@@ -412,7 +412,7 @@ class _Latest:
 
 
 def _latest(step: StepSpec, rows: Selection, at: np.ndarray, runs: Sequence[Run]) -> _Latest:
-    """Finds the latest version of each row's key with ts <= `at` (int64[n])."""
+    """Find the latest version of each row's key with ts <= `at` (int64[n])."""
     best = _Latest.none(len(rows))
     # Probes sorted like the runs read each run once from front to back, which is many times faster.
     order = np.argsort(rows.numbers(HASH))
@@ -428,7 +428,7 @@ def _latest(step: StepSpec, rows: Selection, at: np.ndarray, runs: Sequence[Run]
 def _find_in_run(
     step: StepSpec, rows: Selection, hashes: np.ndarray, at: np.ndarray, run: Run
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (probe, row of the run). Steps back over rows that have the hash but another key."""
+    """Return (probe, row of the run). Steps back over rows that have the hash but another key."""
     probes, first, stop = find_ranges(run.hash, run.ts, hashes, np.full(len(at), BEGIN_OF_TIME), at)
     matches, row = [(probes[:0], stop[:0])], stop - 1
     while len(probes):

@@ -38,7 +38,7 @@ class Join(StepOperator):
     @classmethod
     @abstractmethod
     def of(cls, step: JoinStep, only: bool, /) -> Self:
-        """The kind as the step asks for it; `only`: the job has no other step."""
+        """Return the kind as the step asks for it; `only`: the job has no other step."""
 
     def flags_rows(self, side: int, emits: Emits, *, preserved: bool) -> bool:
         """Whether stored rows of a side, preserved or not, carry flags."""
@@ -58,16 +58,16 @@ class Aggregating(StepOperator):
     @classmethod
     @abstractmethod
     def of(cls, aggregation: Aggregation, aggregates: tuple[AggregateCall, ...], /) -> Self:
-        """The kind with its durations, and the aggregates that it computes."""
+        """Return the kind with its durations, and the aggregates that it computes."""
 
     def of_same_windows(self) -> Self:
-        """The kind for rows that an aggregate with the same windows has made: each is in the window that it comes
-        from."""
+        """Return the kind for rows that an aggregate with the same windows has made: each is in the window that it
+        comes from."""
         raise TypeError(f"{type(self).__name__} aggregates no rows of its own windows")
 
     @abstractmethod
     def state_schema(self, intake: Intake) -> pa.Schema:
-        """The columns of the segments."""
+        """Return the columns of the segments."""
 
 
 class Ranking(StepOperator):
@@ -86,8 +86,8 @@ class Ranking(StepOperator):
     def of(
         cls, ranking: RankingKind, expressions: tuple[Expression, ...], of_windows: AlignedWindow | None = None, /
     ) -> Self:
-        """The kind as the job asks for it, with its compiled `expressions`. `of_windows`: an aggregate with these
-        windows makes the rows."""
+        """Return the kind as the job asks for it, with its compiled `expressions`. `of_windows`: an aggregate with
+        these windows makes the rows."""
 
     def flagged_rows_leave(self, step: StepSpec) -> bool:
         return True
@@ -115,15 +115,15 @@ def find_kinds(base: type[_Kind]) -> tuple[type[_Kind], ...]:
 
 
 def less_allowed_lateness(side: SideSpec, lows: OutputWatermarks, allowed_lateness: int) -> Watermark:
-    """The horizon of a step with one side: what the step before hands on (N3), or the input's own, less the allowed
-    lateness (ms)."""
+    """Return the horizon of a step with one side: what the step before hands on (N3), or the input's own, less the
+    allowed lateness (ms)."""
     low = lows[side.time]  # of an input, less the allowed lateness already
     return earlier(low, allowed_lateness) if side.intake.chained else low
 
 
 def lower_of_both(step: StepSpec, lows: OutputWatermarks) -> Mapping[str, int | None]:
-    """The horizons of window kinds: the lower of the two times closes both sides. Rows that are in a window already
-    close by its end: all of them have come once that is below the lowest one that may still come."""
+    """Return the horizons of window kinds: the lower of the two times closes both sides. Rows that are in a window
+    already close by its end: all of them have come once that is below the lowest one that may still come."""
     left, right = step.sides
     left_low = earlier(lows[WINDOW_END], 1) if left.one_window else lows[left.time]
     both = lower_of(left_low, lows[right.time])
@@ -144,5 +144,5 @@ def lowest_of_left(
 
 
 def lower_of(first: Watermark, second: Watermark) -> Watermark:
-    """The lower of two times; None while one of them is unknown."""
+    """Return the lower of two times; None while one of them is unknown."""
     return None if first is None or second is None else min(first, second)

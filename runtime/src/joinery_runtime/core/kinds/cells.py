@@ -60,7 +60,7 @@ class WindowOutput:
         self.failures = PairFailures()
 
     def close(self, members: tuple[Members, Members]) -> Iterator[pa.RecordBatch]:
-        """Yields every pair of each cell, then the preserved rows without a partner in their cell. Of a semi join
+        """Yield every pair of each cell, then the preserved rows without a partner in their cell. Of a semi join
         yields the left rows that have one instead (E2)."""
         met = [np.zeros(len(m), dtype=bool) for m in members]
         for positions in _candidates(members[LEFT].cell, members[RIGHT].cell):
@@ -78,7 +78,7 @@ class WindowOutput:
             )
 
     def pad_arrivals(self, side: int, rows: Selection, start: np.ndarray, end: np.ndarray) -> Iterator[pa.RecordBatch]:
-        """Emits at once the rows that cannot match (O2), with the windows [start, end)."""
+        """Emit at once the rows that cannot match (O2), with the windows [start, end)."""
         return self._pad(side, rows, start, end, side)
 
     def _match(
@@ -110,7 +110,7 @@ class WindowOutput:
 
 
 def _candidates(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the positions of left and right rows in one cell: every pair once, at most PROJECTED_ROWS at a time."""
+    """Yield the positions of left and right rows in one cell: every pair once, at most PROJECTED_ROWS at a time."""
     if not len(left) or not len(right):
         return
     order = np.argsort(right, kind="stable")
@@ -153,7 +153,7 @@ def within(bounds: Bounds, numbers: Numbers) -> Bounds:
 
 
 def cut_by_window(bounds: Sequence[Bounds]) -> Iterator[Numbers]:
-    """Yields spans of windows that hold at most PROJECTED_ROWS members together, or single windows. A row is a member
+    """Yield spans of windows that hold at most PROJECTED_ROWS members together, or single windows. A row is a member
     of size / slide windows, so a few rows can make very many members."""
     filled = [b for b in bounds if len(b[0])]
     if filled:

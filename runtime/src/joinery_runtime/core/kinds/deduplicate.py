@@ -137,7 +137,7 @@ class Deduplicate(Ranking):
     def without_emitted(
         self, step: StepSpec, side: int, state_run: StateRun, horizon: Horizon, complete: int | None
     ) -> StateRun:
-        """A first row that was emitted is forgotten, so repeats that come again count as first ones."""
+        """Forget a first row that was emitted, so repeats that come again count as first ones."""
         live = self.live_rows(step, side, state_run, horizon, complete)
         undecided = self.keep_last or horizon.current is None
         return live if undecided else live.where(live.run.ts >= horizon.current)
@@ -150,7 +150,7 @@ class Deduplicate(Ranking):
     def _decide(
         self, step: StepSpec, stored: ReplaceableRows, horizon: Horizon, failures: PairFailures, *, ordered: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Emits rows of keys of which the horizon has passed a row or the end of a span, and removes repeats."""
+        """Emit rows of keys of which the horizon has passed a row or the end of a span, and remove repeats."""
         current = horizon.current
         if current is None:
             return

@@ -34,8 +34,9 @@ _ANY_ORDER = frozenset(
 
 
 def in_defined_order(rows: pa.RecordBatch, aggregates: Sequence[AggregateCall]) -> pa.RecordBatch:
-    """Prepared rows of a step, in an order that does not depend on the shards that made them, as far as an aggregate
-    asks for one: rows that one record has made share its place, and are in the order of the aggregated values (S8)."""
+    """Return prepared rows of a step, in an order that does not depend on the shards that made them, as far as an
+    aggregate asks for one: rows that one record has made share its place, and are in the order of the aggregated values
+    (S8)."""
     ordered = [call.column for call in aggregates if call.function not in _ANY_ORDER]
     if not ordered:
         return rows

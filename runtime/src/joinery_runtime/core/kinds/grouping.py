@@ -33,7 +33,7 @@ def number_groups(order: np.ndarray, begins: np.ndarray) -> np.ndarray:
 
 
 def expand_ranges(first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (position, number) for every number in [first, stop) of every position; none where stop <= first."""
+    """Return (position, number) for every number in [first, stop) of every position; none where stop <= first."""
     count = np.maximum(stop - first, 0)
     position = np.repeat(np.arange(len(first)), count)
     return position, np.arange(len(position)) + np.repeat(first - (np.cumsum(count) - count), count)
@@ -46,7 +46,7 @@ def rows_with_hashes(run_hash: np.ndarray, hashes: np.ndarray) -> np.ndarray:
 
 
 def reachable_positions(after: np.ndarray, begin: np.ndarray) -> np.ndarray:
-    """Returns the positions reached from `begin` by steps from each element to the one `after` it (n: nowhere). Pointer
+    """Return the positions reached from `begin` by steps from each element to the one `after` it (n: nowhere). Pointer
     doubling takes log2(longest path) rounds."""
     jump = np.append(after, len(after))
     is_reached = np.zeros(len(jump), dtype=bool)
@@ -60,7 +60,7 @@ def reachable_positions(after: np.ndarray, begin: np.ndarray) -> np.ndarray:
 
 
 def order_by_key(hashes: np.ndarray, keys: Sequence[pa.Array], *sorted_by: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns an order (int64[n]) in which the rows of one key are consecutive, sorted by `sorted_by` (int64[n] each),
+    """Return an order (int64[n]) in which the rows of one key are consecutive, sorted by `sorted_by` (int64[n] each),
     and bool[n]: where keys begin."""
     order = by_hash_and_time(hashes, *sorted_by)
     if not has_hash_collisions(hashes, keys, order):
@@ -96,7 +96,7 @@ def has_hash_collisions(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.
 
 
 def _colliding_hashes(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.ndarray) -> np.ndarray:
-    """The hashes that belong to several keys. In any order of such a hash's rows, some neighbours differ."""
+    """Return the hashes that belong to several keys. In any order of such a hash's rows, some neighbours differ."""
     by_hash = hashes[order]
     differs = np.zeros(max(len(order) - 1, 0), dtype=bool)
     for key in keys:
@@ -110,7 +110,7 @@ def _colliding_hashes(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.nd
 
 
 def _canonical(key: pa.Array) -> pa.Array:
-    """Replaces floats by their bits, with one zero and one NaN."""
+    """Replace floats by their bits, with one zero and one NaN."""
     if not pa.types.is_floating(key.type):
         return key
     values = pc.fill_null(key.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0

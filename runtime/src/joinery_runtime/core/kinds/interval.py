@@ -79,11 +79,12 @@ class IntervalJoin(Join):
         return step.emits != "pairs"
 
     def partner_bounds(self, side: int) -> tuple[int, int]:
-        """The (first, second) for which a row of `side` at ts matches the other side's in [ts + first, ts + second]."""
+        """Return the (first, second) for which a row of `side` at ts matches the other side's in [ts + first, ts +
+        second]."""
         return (self.lower, self.upper) if side == LEFT else (-self.upper, -self.lower)
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
-        """Closes the rows behind the horizons, then takes the arrivals: left first, then right (J2)."""
+        """Close the rows behind the horizons, then take the arrivals: left first, then right (J2)."""
         epoch = _IntervalEpoch(self, step, work)
         yield from epoch.closings()
         yield from epoch.arrive(LEFT)
@@ -155,7 +156,7 @@ class IntervalJoin(Join):
 
 
 def _may_go_out(side: SideSpec, horizons: Horizons) -> Watermark:
-    """Returns the lowest event time of a kept row that this epoch or a later one may still emit. A preserved row is
+    """Return the lowest event time of a kept row that this epoch or a later one may still emit. A preserved row is
     emitted when it is closed."""
     horizon = horizons[side.part]
     return horizon.previous if side.preserved else horizon.current
@@ -224,7 +225,7 @@ class _FirstPartners:
         self._batch_number[chosen], self._row[chosen] = len(self._batches) - 1, matches.right.index[order][better]
 
     def pairs(self) -> Iterator[Pairs]:
-        """Yields the left rows that have a partner, with the first one."""
+        """Yield the left rows that have a partner, with the first one."""
         for number, batch in enumerate(self._batches):
             left = np.flatnonzero(self._batch_number == number)
             yield Pairs(Selection(self._batch, left), Selection(batch, self._row[left]))
@@ -255,7 +256,7 @@ class _IntervalEpoch:
     # --- what is emitted ----------------------------------------------------------------------------------------------
 
     def closings(self) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of preserved sides that leave without ever having matched (O1)."""
+        """Yield the rows of preserved sides that leave without ever having matched (O1)."""
         for side in SIDES:
             if not self._step.sides[side].preserved:
                 continue
@@ -266,7 +267,7 @@ class _IntervalEpoch:
                 yield from self._pad_rows(side, Selection(rows.run.batch, unmatched), None)
 
     def arrive(self, side: int) -> Iterator[pa.RecordBatch]:
-        """Yields the matches of one side's arrivals with the other side's rows, then the rows padded at once (O2)."""
+        """Yield the matches of one side's arrivals with the other side's rows, then the rows padded at once (O2)."""
         new = self._new[side]
         if new.joinable is not None:
             earlier = self._new[LEFT].joinable
@@ -289,7 +290,7 @@ class _IntervalEpoch:
     def _find_matched(
         self, side: int, new: _JoinableRows, other_runs: Sequence[_JoinableRows]
     ) -> Iterator[pa.RecordBatch]:
-        """Notes the left rows that have matched now. A semi join yields each with its first partner in J2's order,
+        """Note the left rows that have matched now. A semi join yields each with its first partner in J2's order,
         which alone decides the row's place in a trace (E2)."""
         rows_by_run = [(new, other_runs)] if side == LEFT else [(other, [new]) for other in other_runs]
         for left_rows, right_runs in rows_by_run:
@@ -304,7 +305,7 @@ class _IntervalEpoch:
                         yield self._rows(piece, side)
 
     def _probe(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[Pairs]:
-        """Yields the matches of new rows with a run of the other side."""
+        """Yield the matches of new rows with a run of the other side."""
         left_rows = new if side == LEFT else other
         settled = None if self._step.emits == "pairs" else left_rows.settled(arriving=side == LEFT)
         for candidates in self._find(side, new, other):
@@ -334,7 +335,7 @@ class _IntervalEpoch:
     # --- candidates ---------------------------------------------------------------------------------------------------
 
     def _find(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[Pairs]:
-        """Yields pairs whose hashes and times fit, with rows that the other side still keeps."""
+        """Yield pairs whose hashes and times fit, with rows that the other side still keeps."""
         if self._step.sides[side].broadcast:
             # Only runs of the broadcast side are sorted by time alone, so rows of the other side are looked up in them.
             # Only those that are not evicted and near enough to a few new rows in time are.

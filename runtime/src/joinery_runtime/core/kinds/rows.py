@@ -42,11 +42,11 @@ class Selection:
         return len(self.index)
 
     def where(self, chosen: np.ndarray) -> Selection:
-        """The chosen rows of the selection; `chosen` is bool[n] or positions."""
+        """Return the chosen rows of the selection; `chosen` is bool[n] or positions."""
         return Selection(self.batch, self.index[chosen])
 
     def numbers(self, name: str) -> np.ndarray:
-        """A numeric engine column of the selected rows."""
+        """Return a numeric engine column of the selected rows."""
         return np.asarray(self.batch.column(name).to_numpy()[self.index])
 
 
@@ -86,7 +86,7 @@ def cut_pairs(step: StepSpec, pairs: Pairs) -> Iterator[Pairs]:
 
 
 def pieces(step: StepSpec, pairs: Pairs) -> Iterator[np.ndarray]:
-    """Yields the positions of each piece of `cut_pairs`."""
+    """Yield the positions of each piece of `cut_pairs`."""
     for first in range(0, len(pairs), PROJECTED_ROWS):
         piece = np.arange(first, min(first + PROJECTED_ROWS, len(pairs)))
         piece_pairs = pairs.where(piece)
@@ -104,7 +104,7 @@ def rows_at_once(batches: Iterable[pa.RecordBatch]) -> int:
 
 
 def _row_bytes(side: SideSpec, rows: Selection | None) -> np.ndarray:
-    """The bytes that each row's stored columns take (a single zero for a padded side)."""
+    """Return the bytes that each row's stored columns take (a single zero for a padded side)."""
     if rows is None:
         return np.zeros(1)
     columns = [rows.batch.column(name) for name in side.intake.stored]
@@ -121,7 +121,7 @@ def _row_bytes(side: SideSpec, rows: Selection | None) -> np.ndarray:
 
 
 def gather(side: SideSpec, rows: Selection, name: str) -> pa.Array:
-    """A user column of these rows. An event time that is not stored is taken from `$ts`, in its own type."""
+    """Return a user column of these rows. An event time that is not stored is taken from `$ts`, in its own type."""
     batch, intake = rows.batch, side.intake
     if name == intake.event_time and name not in intake.stored:
         return batch.column(TS).take(pa.array(rows.index)).cast(intake.schema.field(name).type)
@@ -129,8 +129,8 @@ def gather(side: SideSpec, rows: Selection, name: str) -> pa.Array:
 
 
 def tie_breakers(side: SideSpec, rows: pa.RecordBatch) -> Sequence[np.ndarray]:
-    """What orders rows of one event time (int64[n] each): the place of the record, or the values of a joined row, whose
-    records may have arrived in any order (D1)."""
+    """Return what orders rows of one event time (int64[n] each): the place of the record, or the values of a joined
+    row, whose records may have arrived in any order (D1)."""
     if not side.intake.chained:
         return [rows.column(name).to_numpy() for name in (PARTITION, OFFSET)]
     values = rows.select(list(side.intake.stored))
@@ -184,8 +184,8 @@ def residual(step: StepSpec, pairs: Pairs, failures: PairFailures) -> np.ndarray
 
 
 def resolve(step: StepSpec, pairs: Pairs, ref: ColumnRef) -> pa.Array:
-    """An input's column for the pairs, NULL where its side is padded; without an input, a column of their windows, or
-    one of an aggregate's rows."""
+    """Return an input's column for the pairs, NULL where its side is padded; without an input, a column of their
+    windows, or one of an aggregate's rows."""
     if not ref.input and ref.column in RANK_COLUMNS:
         kind = step.window_times if ref.column in WINDOW_COLUMNS else pa.int64()
         return _window_column(step, pairs, ref.column, kind)
@@ -196,7 +196,7 @@ def resolve(step: StepSpec, pairs: Pairs, ref: ColumnRef) -> pa.Array:
 def project(
     step: StepSpec, pairs: Pairs, failures: PairFailures, *, ordered: bool, arrived: int | None
 ) -> pa.RecordBatch:
-    """Makes the output rows of these pairs, in `step.output_schema()`; if `ordered`, with ORDER_COLUMNS after it. A
+    """Make the output rows of these pairs, in `step.output_schema()`; if `ordered`, with ORDER_COLUMNS after it. A
     column that cannot be computed is NULL. `arrived` is the side whose row arrived last (None: a closing puts the rows
     out)."""
     computed = {
@@ -218,7 +218,7 @@ def project(
 
 
 def apply_filter(step: StepSpec, pairs: Pairs, failures: PairFailures) -> Pairs:
-    """The pairs and padded rows for which the step's filter is true (J11)."""
+    """Return the pairs and padded rows for which the step's filter is true (J11)."""
     if step.filter is None:
         return pairs
     return pairs.where(_filter_mask(step.filter, lambda ref: resolve(step, pairs, ref), len(pairs), failures))
@@ -237,8 +237,9 @@ def having_mask(
 def aggregated_columns(
     step: StepSpec, values: Mapping[str, pa.Array], counted: np.ndarray, failures: PairFailures
 ) -> list[pa.Array]:
-    """The columns of an aggregate's rows as in `step.output_schema()`, from the step's columns `values`. An expression
-    that cannot be computed for a row is NULL there (G11), and `failures` counts the row if `counted` (bool[n]) does."""
+    """Return the columns of an aggregate's rows as in `step.output_schema()`, from the step's columns `values`. An
+    expression that cannot be computed for a row is NULL there (G11), and `failures` counts the row if `counted`
+    (bool[n]) does."""
 
     def column(ref: ColumnRef) -> pa.Array:
         value = values[ref.column]
@@ -290,7 +291,7 @@ def _column(step: StepSpec, pairs: Pairs, side: int, name: str) -> pa.Array:
 
 
 def _with_order_columns(rows: pa.RecordBatch, pairs: Pairs, arrived: int | None) -> pa.RecordBatch:
-    """Adds ORDER_COLUMNS. In matches and rows padded at once the row of side `arrived` arrived last; of a closing
+    """Add ORDER_COLUMNS. In matches and rows padded at once the row of side `arrived` arrived last; of a closing
     (None), a pair takes its left row's place."""
     count = len(pairs)
     phase, ts, side = ARRIVAL, np.zeros(count, dtype=np.int64), arrived
@@ -319,7 +320,7 @@ def _partition_and_offset(rows: Selection | None, count: int) -> tuple[np.ndarra
 
 
 def drop_late(rows: pa.RecordBatch | None, accept_from: int | None) -> tuple[pa.RecordBatch | None, int]:
-    """Returns the rows that are not late (None: no rows), and the number of late ones. `accept_from` is the side's in
+    """Return the rows that are not late (None: no rows), and the number of late ones. `accept_from` is the side's in
     `StepWork`."""
     if rows is None or accept_from is None:
         return rows, 0
@@ -331,7 +332,7 @@ def drop_late(rows: pa.RecordBatch | None, accept_from: int | None) -> tuple[pa.
 
 
 def split_joinable(side: SideSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Splits rows into those that can match and those that cannot (J4); only preserved sides have the latter."""
+    """Split rows into those that can match and those that cannot (J4); only preserved sides have the latter."""
     if not side.preserved:
         return rows, rows.slice(0, 0)
     joinable = rows.column(JOINABLE)
@@ -339,7 +340,8 @@ def split_joinable(side: SideSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch
 
 
 def as_segment(side: SideSpec, rows: pa.RecordBatch, flagged: np.ndarray | None = None) -> pa.RecordBatch:
-    """Prepared rows that can match, with the columns of the side's segments. `flagged` is bool[n] (None: no row is)."""
+    """Return prepared rows that can match, with the columns of the side's segments. `flagged` is bool[n] (None: no row
+    is)."""
     flags = pa.array(flagged if flagged is not None else np.zeros(rows.num_rows, dtype=bool))
     schema = side.segment_schema()
     columns = [flags if field == FLAG_FIELD else rows.column(field.name) for field in schema]
@@ -347,7 +349,8 @@ def as_segment(side: SideSpec, rows: pa.RecordBatch, flagged: np.ndarray | None 
 
 
 def run_to_add(side: SideSpec, rows: pa.RecordBatch) -> Run | None:
-    """Prepared rows that can match, as a sorted run of the side's segments without flagged rows. None: no rows."""
+    """Return prepared rows that can match, as a sorted run of the side's segments without flagged rows. None: no
+    rows."""
     return Run.sort(as_segment(side, rows)) if rows.num_rows else None
 
 
@@ -374,17 +377,18 @@ class ReplaceableRows:
         self.forget(since)
 
     def forget(self, before: int | None) -> None:
-        """Drops the rows before this time."""
+        """Drop the rows before this time."""
         if before is not None:
             self._live = [live & (run.run.ts >= before) for run, live in self._runs()]
 
     def where(self, chosen: Callable[[pa.RecordBatch], np.ndarray]) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-        """Yields batches of n rows with bool[n]: which of them are live and chosen."""
+        """Yield batches of n rows with bool[n]: which of them are live and chosen."""
         for run, live in self._runs():
             yield run.run.batch, live & chosen(run.run.batch)
 
     def with_hashes(self, hashes: np.ndarray, times: tuple[int, int] | None = None) -> GatheredRows:
-        """The rows of keys with these hashes (uint64, sorted, distinct), from the first to the last of the times."""
+        """Return the rows of keys with these hashes (uint64, sorted, distinct), from the first to the last of the
+        times."""
         rows, batches = list[np.ndarray](), list[pa.RecordBatch]()
         for state_run, live in self._runs():
             run = state_run.run
@@ -404,7 +408,7 @@ class ReplaceableRows:
         return GatheredRows(batch, run_numbers, np.concatenate([np.empty(0, dtype=np.int64), *rows]))
 
     def remove(self, gathered: GatheredRows, chosen: np.ndarray) -> None:
-        """Removes the chosen ones (bool[n])."""
+        """Remove the chosen ones (bool[n])."""
         for number in range(len(self._state_runs)):
             rows = gathered.row[chosen & (gathered.run == number)]
             self._removed[number][rows] = True

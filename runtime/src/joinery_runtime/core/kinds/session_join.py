@@ -109,7 +109,7 @@ class SessionWindowJoin(Join):
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """A session that an earlier row would have extended may be closed."""
+        """Return the present horizon: a session that an earlier row would have extended may be closed."""
         return horizons[side].current
 
     def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
@@ -122,7 +122,7 @@ class SessionWindowJoin(Join):
         return self.open_from(horizons[step.sides[side].part].current)
 
     def open_from(self, horizon: int | None) -> int | None:
-        """The event time before which a session's last row means that it is closed. None: no session is."""
+        """Return the event time before which a session's last row means that it is closed. None: no session is."""
         return earlier(horizon, self.gap)
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
@@ -140,7 +140,7 @@ class _SessionRun:
         self.emitted = state_run.flags.copy()
 
     def open_rows(self, hashes: np.ndarray) -> Selection:
-        """Returns the rows with these hashes (sorted, distinct) that have not been emitted."""
+        """Return the rows with these hashes (sorted, distinct) that have not been emitted."""
         run = self.state_run.run
         rows = rows_with_hashes(run.hash, hashes)
         return Selection(run.batch, rows[~self.emitted[rows]])
@@ -159,7 +159,7 @@ class _SessionJoinEpoch:
         self.late: tuple[np.ndarray, ...] = ()
 
     def flags(self, side: int) -> dict[str, np.ndarray]:
-        """Returns the rows emitted in this epoch: by segment, their row numbers in it."""
+        """Return the rows emitted in this epoch: by segment, their row numbers in it."""
         newly = [
             (state.state_run, np.flatnonzero(state.emitted & ~state.state_run.flags)) for state in self._state[side]
         ]
@@ -171,14 +171,14 @@ class _SessionJoinEpoch:
         )
 
     def _open_rows(self, hashes: np.ndarray) -> Sides:
-        """Returns the rows with these hashes that have not been emitted: a selection for each kept run."""
+        """Return the rows with these hashes that have not been emitted: a selection for each kept run."""
         left, right = ([state.open_rows(hashes) for state in self._state[side]] for side in SIDES)
         return left, right
 
     # --- closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> Iterator[pa.RecordBatch]:
-        """Emits the sessions whose last row is too far behind the horizon."""
+        """Emit the sessions whose last row is too far behind the horizon."""
         if self._open_from is None:
             return
         runs = [(state.state_run.run, state.emitted) for side in SIDES for state in self._state[side]]
@@ -197,7 +197,7 @@ class _SessionJoinEpoch:
     def _leave(
         self, side: int, rows: Sequence[Selection], number: np.ndarray, sessions: GapSessions, closed: np.ndarray
     ) -> Members:
-        """Takes out the rows of a side that are in a closed session: they count as emitted from now on."""
+        """Take out the rows of a side that are in a closed session: they count as emitted from now on."""
         leaving = [
             chosen.where(closed[session_numbers])
             for chosen, session_numbers in zip(rows, _by_selection(number, rows), strict=True)
@@ -278,7 +278,7 @@ def _distinct(hashes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _by_selection(values: np.ndarray, rows: Sequence[Selection]) -> list[np.ndarray]:
-    """Splits values, given in the order of the selections, by selection. Values beyond the last one are ignored."""
+    """Split values, given in the order of the selections, by selection. Values beyond the last one are ignored."""
     ends = np.cumsum([len(chosen) for chosen in rows], dtype=np.int64)
     return np.split(values, ends)[: len(rows)]
 

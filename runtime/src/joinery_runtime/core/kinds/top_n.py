@@ -131,7 +131,7 @@ class FirstRows(ByWindows, Ranking):
     def _close(
         self, step: StepSpec, stored: ReplaceableRows, horizon: Horizon, failures: PairFailures, *, ordered: bool
     ) -> Iterator[pa.RecordBatch]:
-        """Emits the windows that the horizon closes."""
+        """Emit the windows that the horizon closes."""
         closing = self.windows.closing(horizon)
         if closing is None:
             return
@@ -153,7 +153,7 @@ class FirstRows(ByWindows, Ranking):
     def _add(
         self, step: StepSpec, arrivals: pa.RecordBatch, stored: ReplaceableRows, failures: PairFailures
     ) -> Run | None:
-        """Takes in those arrivals that are among the first of their key and pane, and removes the rows that they
+        """Take in those arrivals that are among the first of their key and pane, and remove the rows that they
         displace."""
         (side,) = step.sides
         ts = arrivals.column(TS).to_numpy()
@@ -194,8 +194,8 @@ class _RankedRows:
         return first
 
     def first_of_windows(self, bounds: Bounds, numbers: Numbers) -> Pairs:
-        """The first rows of each key in each of the windows `numbers`, with the times of the window and the number of
-        the row. `bounds` are the first and the last window of each row."""
+        """Return the first rows of each key in each of the windows `numbers`, with the times of the window and the
+        number of the row. `bounds` are the first and the last window of each row."""
         member, window = self._kind.windows.expand(within(bounds, numbers))
         order, row_numbers = self._rank(member, window)
         chosen = row_numbers <= self._kind.rows

@@ -49,7 +49,7 @@ from joinery_runtime.job.kinds.window import Tumbling
 
 @dataclass(frozen=True, slots=True)
 class LastWindowEnd(RowTime):
-    """The end of the last window that holds the row decides."""
+    """Decide by the end of the last window that holds the row."""
 
     size: int
     slide: int
@@ -107,7 +107,7 @@ class WindowJoin(Join):
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """The first window of a row before this time is closed already."""
+        """Return the first window of a row before this time is closed already."""
         closed = horizons[side].current
         return None if closed is None else clamp(self.last_closed(closed) * self.slide + self.size)
 
@@ -125,8 +125,8 @@ class WindowJoin(Join):
     def output_watermarks(
         self, step: StepSpec, lows: OutputWatermarks, horizons: Horizons, distance: Distance
     ) -> OutputWatermarks:
-        """The windows that this epoch closes are emitted in it, so what counts is where the epoch before stopped: no
-        row of a window that was closed then is emitted any more."""
+        """Return the windows that this epoch closes are emitted in it, so what counts is where the epoch before
+        stopped: no row of a window that was closed then is emitted any more."""
         left, right = step.sides
         previous = horizons[left.part].previous
         first_open = None if previous is None else self.open_from(previous)
@@ -141,7 +141,7 @@ class WindowJoin(Join):
         return None if closed is None else self.open_from(closed)
 
     def open_from(self, horizon: int) -> int:
-        """The lowest event time of a row that is still in an open window."""
+        """Return the lowest event time of a row that is still in an open window."""
         return self.retention[LEFT].may_leave_before(horizon)
 
     def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
@@ -159,11 +159,11 @@ class WindowJoin(Join):
         return max(lowest, span[0]) <= min(highest, span[1])
 
     def last_closed(self, horizon: int) -> int:
-        """The number of the last window closed under the horizon; END_OF_TIME: all are."""
+        """Return the number of the last window closed under the horizon; END_OF_TIME: all are."""
         return END_OF_TIME if horizon == END_OF_TIME else (horizon - self.size) // self.slide
 
     def closing(self, horizon: Horizon) -> Numbers | None:
-        """The windows that an epoch closes, `before < end <= now`. None: it closes none."""
+        """Return the windows that an epoch closes, `before < end <= now`. None: it closes none."""
         if horizon.current is None:
             return None
         first = BEGIN_OF_TIME if horizon.previous is None else self.last_closed(horizon.previous) + 1
@@ -171,8 +171,8 @@ class WindowJoin(Join):
         return (first, last) if first <= last else None
 
     def windows_of(self, ts: np.ndarray, *, one_window: bool = False) -> Bounds:
-        """The first and the last window that hold each row, by its `ts` (int64[n]). With `one_window` a row is in the
-        one that starts then."""
+        """Return the first and the last window that hold each row, by its `ts` (int64[n]). With `one_window` a row is
+        in the one that starts then."""
         last = ts // self.slide
         return last if one_window else (ts - self.size) // self.slide + 1, last
 
@@ -224,7 +224,7 @@ def _side(kind: WindowJoin, batch: pa.RecordBatch, spread: tuple[np.ndarray, np.
 def _arrive(
     kind: WindowJoin, step: StepSpec, work: StepWork, side: int, out: WindowOutput
 ) -> Generator[pa.RecordBatch, None, tuple[Run | None, Mapping[str, int]]]:
-    """Returns the side's arrivals that are kept, and the number of dropped ones by reason."""
+    """Return the side's arrivals that are kept, and the number of dropped ones by reason."""
     rows, spec, closed = work.arrivals[side], step.sides[side], work.horizons[LEFT].current
     if rows is None:
         return None, {}

@@ -76,7 +76,7 @@ class EvaluatedRows:
 
 
 def evaluate(node: exp.Expr, resolve: Resolve, count: int) -> tuple[Value, dict[int, str]]:
-    """Returns an array of `count` values, or a scalar for all rows, and the reasons why rows have no value (the array
+    """Return an array of `count` values, or a scalar for all rows, and the reasons why rows have no value (the array
     is undefined there). Raises ExpressionError, and ArrowException for types that do not fit, whatever the rows."""
     rows = EvaluatedRows(resolve, count)
     try:
@@ -105,7 +105,7 @@ def may_fail(node: exp.Expr) -> bool:
 
 
 def unguarded_parts(node: exp.Expr) -> list[exp.Expr]:
-    """The parts of a node that are computed for every row for which the node is."""
+    """Return the parts of a node that are computed for every row for which the node is."""
     if isinstance(node, exp.Case):
         first = node.args["ifs"][0].this
         return [first] if node.this is None else [node.this, first]
@@ -137,7 +137,7 @@ def _value(node: exp.Expr, rows: EvaluatedRows) -> Value:
 
 
 def _apply(rows: EvaluatedRows, function: Callable[..., Value], *values: Value, null: bool = False) -> Value:
-    """Applies the function. In the careful pass, a row on which it fails gets NULL and, unless `null`, a reason."""
+    """Apply the function. In the careful pass, a row on which it fails gets NULL and, unless `null`, a reason."""
     if not rows.careful and not null:
         return function(*values)
     if all(isinstance(value, pa.Scalar) for value in values):
@@ -193,7 +193,7 @@ def _pieces(
 
 
 def _where(needed: Value, node: exp.Expr, rows: EvaluatedRows) -> Value:
-    """The node's values for the rows where `needed` (boolean, never NULL) is true; undefined for the others."""
+    """Return the node's values for the rows where `needed` (boolean, never NULL) is true; undefined for the others."""
     if not rows.careful:
         return _value(node, rows)
     chosen = pa.repeat(needed, rows.count) if isinstance(needed, pa.Scalar) else needed
@@ -319,7 +319,7 @@ def _cast(node: exp.Expr, rows: EvaluatedRows) -> Value:
 
 
 def _readable(texts: pa.StringArray, kind: pa.DataType, rows: EvaluatedRows, *, null: bool) -> pa.StringArray:
-    """Replaces texts that are certainly not a value of the kind by NULL, at once: there may be many."""
+    """Replace texts that are certainly not a value of the kind by NULL, at once: there may be many."""
     wrong = operators.find_unreadable(texts, kind)
     for row in () if null else np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
         rows.fail(row, f"{texts[row].as_py()[: operators.SHOWN]!r} is not a valid {operators.type_text(kind)}")

@@ -63,7 +63,7 @@ class Expression:
     columns: frozenset[ColumnRef]
 
     def evaluate(self, resolve: Resolve, rows: int) -> Evaluated:
-        """Evaluates the expression for `rows` rows, whose columns `resolve` gives as arrays. Raises ExpressionError for
+        """Evaluate the expression for `rows` rows, whose columns `resolve` gives as arrays. Raises ExpressionError for
         types that do not fit."""
         try:
             value, failed = evaluate(self.node, lambda name, column: resolve(ColumnRef(name, column)), rows)
@@ -77,7 +77,7 @@ class Expression:
         return Evaluated(values, {row: f"{self._cannot}: {failed[row]}" for row in sorted(failed)})
 
     def mask(self, resolve: Resolve, rows: int) -> Evaluated:
-        """Evaluates a predicate: TRUE where it is TRUE, FALSE where it is FALSE, NULL or fails."""
+        """Evaluate a predicate: TRUE where it is TRUE, FALSE where it is FALSE, NULL or fails."""
         evaluated = self.evaluate(resolve, rows)
         return Evaluated(pc.fill_null(boolean(evaluated.values), False), evaluated.failed)
 
@@ -105,7 +105,7 @@ class Expression:
 
 
 def parse_expression(text: str, default_input: str = "") -> Expression:
-    """Parses an expression. A column without an input's name belongs to `default_input`. Raises ExpressionError, with
+    """Parse an expression. A column without an input's name belongs to `default_input`. Raises ExpressionError, with
     the position in the text, if it does not parse or is not supported."""
     try:
         node = parse_tree(text)
@@ -120,7 +120,7 @@ def parse_expression(text: str, default_input: str = "") -> Expression:
 
 
 def check_predicate(expression: Expression, schemas: dict[str, pa.Schema]) -> None:
-    """Raises ExpressionError unless the expression is boolean over these input schemas (unknown columns, types)."""
+    """Raise ExpressionError unless the expression is boolean over these input schemas (unknown columns, types)."""
     kind = value_type(expression, schemas)
     if not (pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         raise ExpressionError(
@@ -129,9 +129,9 @@ def check_predicate(expression: Expression, schemas: dict[str, pa.Schema]) -> No
 
 
 def column_type(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.DataType:
-    """The type of a column that holds the expression's values over these input schemas. An interval becomes int64
-    milliseconds; an expression that is always NULL becomes a string. Raises ExpressionError for unknown columns, wrong
-    types, and values that no column can hold."""
+    """Return the type of a column that holds the expression's values over these input schemas. An interval becomes
+    int64 milliseconds; an expression that is always NULL becomes a string. Raises ExpressionError for unknown columns,
+    wrong types, and values that no column can hold."""
     kind = value_type(expression, schemas)
     if pa.types.is_null(kind):
         return pa.string()
@@ -163,7 +163,7 @@ def value_type(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.Data
 
 
 def parts_of_one_input(expression: Expression, name: str) -> list[Expression]:
-    """The largest parts that read only this input, may fail, and are computed for every row for which the whole
+    """Return the largest parts that read only this input, may fail, and are computed for every row for which the whole
     expression is. If one of them fails on a row, the row is known to be bad before it meets a partner."""
     if {ref.input for ref in expression.columns} == {name}:
         return [expression] if expression.may_fail else []
@@ -172,7 +172,7 @@ def parts_of_one_input(expression: Expression, name: str) -> list[Expression]:
 
 
 def conjuncts(expression: Expression) -> list[Expression]:
-    """The ANDed parts of a predicate."""
+    """Return the ANDed parts of a predicate."""
     return [_expression(part, part.sql()) for part in split_ands(expression.node)]
 
 
@@ -185,8 +185,8 @@ def conjunction(parts: list[Expression]) -> Expression | None:
 
 
 def with_columns(expression: Expression, names: Mapping[str, str]) -> Expression:
-    """The expression over the columns of one table. `names` gives their names by those that the expression writes, with
-    an input's name before a column where it has one; other names stay."""
+    """Return the expression over the columns of one table. `names` gives their names by those that the expression
+    writes, with an input's name before a column where it has one; other names stay."""
 
     def renamed(node: exp.Expr) -> exp.Expr:
         if not isinstance(node, exp.Column):

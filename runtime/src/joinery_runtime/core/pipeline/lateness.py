@@ -30,7 +30,7 @@ class FutureCheck(Protocol):
     """Judges the rows of one range, batch by batch in order."""
 
     def find(self, times: np.ndarray, timestamps: Timestamps | None) -> dict[int, int]:
-        """Returns, by position, the time that each row which is too far ahead is ahead of. `times` are int64[n]."""
+        """Return, by position, the time that each row which is too far ahead is ahead of. `times` are int64[n]."""
         ...
 
     def reason(self, event_time: str, ts: int, ahead_of: int) -> str:
@@ -133,7 +133,8 @@ class LateRows:
     def of(
         cls, pipeline: Pipeline, name: str, watermarks: Mapping[str, Watermark], horizons: Horizons
     ) -> LateRows | None:
-        """The judge of an input's rows. None: none of its rows is late, or late rows do not go to the dead letters."""
+        """Return the judge of an input's rows. None: none of its rows is late, or late rows do not go to the dead
+        letters."""
         input_spec = pipeline.input(name)
         step = pipeline.steps[input_spec.step]
         if not step.kind.late_to_dead_letters:
@@ -143,7 +144,7 @@ class LateRows:
         return None if lowest is None else cls(lowest, joined, step.kind.late_rule, not step.kind.judges_late_records)
 
     def reason(self, event_time: str, ts: int) -> str:
-        """The reason in the dead letter of a row at `ts`. `event_time` names its column."""
+        """Return the reason in the dead letter of a row at `ts`. `event_time` names its column."""
         watermarks = ", ".join(f"{name} {format_time(at)}" for name, at in self.watermarks.items())
         return (
             f"late: event time {event_time!r} is {format_time(ts)}, {self.rule.format(format_time(self.accept_from))} "

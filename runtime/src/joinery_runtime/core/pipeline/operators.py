@@ -44,7 +44,7 @@ def event_times(column: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndar
 
 
 def to_common_type(*values: Value) -> list[Value]:
-    """Converts values to one type, for comparisons and for values that may replace each other. Integers with decimals
+    """Convert values to one type, for comparisons and for values that may replace each other. Integers with decimals
     become decimals (of up to 76 digits, exact), either with doubles become doubles. With a timestamp, a date becomes
     midnight UTC; with binary, a string becomes its UTF-8 bytes."""
     kind = reduce(_common_type, (value.type for value in values))
@@ -52,12 +52,12 @@ def to_common_type(*values: Value) -> list[Value]:
 
 
 def row_count(values: Sequence[Value]) -> int:
-    """The length of the columns among these values, of which there is at least one."""
+    """Return the length of the columns among these values, of which there is at least one."""
     return next(len(value) for value in values if not isinstance(value, pa.Scalar))
 
 
 def to_array(value: Value, count: int) -> pa.Array:
-    """A value as one array of so many rows."""
+    """Return a value as one array of so many rows."""
     if isinstance(value, pa.Scalar):
         return pa.repeat(value, count)
     return value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
@@ -74,7 +74,7 @@ def as_column(value: Value) -> Value:
 
 
 def convert(value: Value, kind: pa.DataType) -> Value:
-    """Converts a value to the type that `_common_type` found for it."""
+    """Convert a value to the type that `_common_type` found for it."""
     if value.type == kind:
         return value
     if pa.types.is_decimal(kind) and pa.types.is_integer(value.type):
@@ -126,7 +126,7 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def type_text(kind: pa.DataType) -> str:
-    """A type in a user's words."""
+    """Return a type in a user's words."""
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
     simple = {pa.bool_(): "boolean", pa.date32(): "date", TIMESTAMP: "timestamp", DURATION: "an interval"}
@@ -249,7 +249,7 @@ def divide(a: Value, b: Value) -> Value:
 
 
 def remainder(a: Value, b: Value) -> Value:
-    """The remainder, with the dividend's sign. For doubles it is C's fmod, which is exact."""
+    """Return the remainder, with the dividend's sign. For doubles it is C's fmod, which is exact."""
     if any(pa.types.is_floating(value.type) for value in (a, b)):
         a, b = _double(a), _null_if_zero(_double(b))
         dividend, divisor = (pa.array([v.as_py()], pa.float64()) if isinstance(v, pa.Scalar) else v for v in (a, b))
@@ -351,7 +351,7 @@ def _cast_to_time(value: Value, kind: pa.DataType) -> Value:
 
 
 def find_unreadable(values: pa.StringArray, kind: pa.DataType) -> pa.BooleanArray:
-    """Finds texts that do not begin like a value of the kind, so that `cast` certainly fails on them; NULL is not one.
+    """Find texts that do not begin like a value of the kind, so that `cast` certainly fails on them; NULL is not one.
     This finds many at once. `cast` may still fail on some of the others."""
     if pa.types.is_integer(kind):
         pattern = "^-?([0-9]+|0[xX][0-9a-fA-F]+)$"

@@ -107,7 +107,7 @@ def prepare(
     checks: RecordChecks = NO_CHECKS,
     hasher: KeyHash = key_hash,
 ) -> Prepared:
-    """Prepares the records of an input, all of one partition, for the side that reads it. `hasher` gives the key
+    """Prepare the records of an input, all of one partition, for the side that reads it. `hasher` gives the key
     hashes (uint64[n])."""
     rows, offsets = records.rows, records.offsets
     times = rows.column(intake.event_time).cast(pa.int64())
@@ -142,7 +142,7 @@ def prepare(
 def too_far_ahead(
     intake: Intake, rows: pa.RecordBatch, future: FutureCheck, timestamps: Timestamps | None
 ) -> dict[int, str]:
-    """Returns, by position, why rows are too far ahead. Agrees with `prepare`."""
+    """Return, by position, why rows are too far ahead. Agrees with `prepare`."""
     values, usable = event_times(rows.column(intake.event_time))
     return _reasons_too_far_ahead(future, intake.event_time, values, usable, timestamps)
 
@@ -150,7 +150,7 @@ def too_far_ahead(
 def usable_times(
     intake: Intake, rows: pa.RecordBatch, future: FutureCheck | None, timestamps: Timestamps | None
 ) -> np.ndarray:
-    """The event times (int64 ms) of rows that move a watermark, in order of arrival."""
+    """Return the event times (int64 ms) of rows that move a watermark, in order of arrival."""
     values, usable = event_times(rows.column(intake.event_time))
     if future is not None:
         usable[list(_reasons_too_far_ahead(future, intake.event_time, values, usable, timestamps))] = False
@@ -160,7 +160,7 @@ def usable_times(
 def _reasons_too_far_ahead(
     future: FutureCheck, event_time: str, times: np.ndarray, usable: np.ndarray, timestamps: Timestamps | None
 ) -> dict[int, str]:
-    """Returns, by position, why rows are too far ahead."""
+    """Return, by position, why rows are too far ahead."""
     positions = np.flatnonzero(usable)
     limits = future.find(times[positions], None if timestamps is None else lambda at: timestamps(positions[at]))
     return {
@@ -171,7 +171,7 @@ def _reasons_too_far_ahead(
 def prepare_joined(
     intake: Intake, rows: pa.RecordBatch, partitions: np.ndarray, offsets: np.ndarray, hasher: KeyHash = key_hash
 ) -> pa.RecordBatch:
-    """Prepares the rows of one step for the left side of the next. `partitions` and `offsets` are the places of the
+    """Prepare the rows of one step for the left side of the next. `partitions` and `offsets` are the places of the
     rows that arrived last."""
     times = rows.column(intake.event_time).cast(pa.int64())
     joined = _DecodedRows(rows, times, partitions.astype(np.int64), offsets, np.arange(len(offsets)))
@@ -179,8 +179,8 @@ def prepare_joined(
 
 
 def _hashes(intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: KeyHash) -> np.ndarray:
-    """The hash that places each row (uint64[n]), by default its key's. Rows that cannot match are spread, so that no
-    one shard gets them all."""
+    """Return the hash that places each row (uint64[n]), by default its key's. Rows that cannot match are spread, so
+    that no one shard gets them all."""
     if intake.placement is Placement.SPREAD:
         return spread_hash(rows.partitions, rows.offsets)
     if intake.placement is Placement.BY_PARTITION:
@@ -198,7 +198,7 @@ def _prepare_rows(
     bad: dict[int, str] | None,
     checks: RecordChecks = NO_CHECKS,
 ) -> tuple[pa.RecordBatch, dict[str, int]]:
-    """Adds to `bad` the rows that are late, fail an expression or are outside their key's partition. `bad` None: the
+    """Add to `bad` the rows that are late, fail an expression or are outside their key's partition. `bad` None: the
     rows come from a step and belong to no single record."""
     late, co_partitions = checks.late, checks.co_partitions if intake.partitioner else 0
     rows, passes = _apply_predicate(intake, rows, bad)
@@ -276,7 +276,7 @@ def _apply_filter(condition: Expression, rows: _DecodedRows, bad: dict[int, str]
 
 
 def _apply_predicate(intake: Intake, rows: _DecodedRows, bad: dict[int, str] | None) -> tuple[_DecodedRows, np.ndarray]:
-    """Returns the rows on which the side's own predicate does not fail, and bool[n]: those for which it is true. Adds
+    """Return the rows on which the side's own predicate does not fail, and bool[n]: those for which it is true. Adds
     the failing rows to `bad`."""
     if intake.predicate is None:
         return rows, np.ones(len(rows.offsets), dtype=bool)
@@ -319,7 +319,7 @@ def _with_columns(
 def _add_computed_columns(
     intake: Intake, rows: _DecodedRows, joinable: np.ndarray, bad: dict[int, str]
 ) -> tuple[_DecodedRows, np.ndarray]:
-    """Adds the other computed columns and leaves out the rows on which an expression fails, which go to `bad`. Also
+    """Add the other computed columns and leave out the rows on which an expression fails, which go to `bad`. Also
     returns bool[n]: the rows that stay."""
     computed = [_evaluate(intake, expression, rows.user) for _, expression in intake.other_computed]
     checked = [_evaluate(intake, expression, rows.user) for expression in intake.checked]
@@ -334,7 +334,7 @@ def _add_computed_columns(
 
 
 def _record_failures(rows: _DecodedRows, evaluated: Sequence[Evaluated], bad: dict[int, str]) -> np.ndarray:
-    """Adds the rows that failed to `bad`, each with its first reason. Returns the others as bool[n]."""
+    """Add the rows that failed to `bad`, each with its first reason. Returns the others as bool[n]."""
     fine = np.ones(len(rows.offsets), dtype=bool)
     for expression_values in evaluated:
         for row, reason in expression_values.failed.items():
@@ -344,7 +344,7 @@ def _record_failures(rows: _DecodedRows, evaluated: Sequence[Evaluated], bad: di
 
 
 def _joinable(intake: Intake, rows: _DecodedRows, passes: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
-    """Returns the rows that may match (bool[n]), and the number of others by reason."""
+    """Return the rows that may match (bool[n]), and the number of others by reason."""
     has_key = rows.times.is_valid().to_numpy(zero_copy_only=False)
     for name in () if intake.grouped else intake.keys:
         key = rows.user.column(name)
@@ -358,7 +358,7 @@ def _joinable(intake: Intake, rows: _DecodedRows, passes: np.ndarray) -> tuple[n
 def cut_by_shard(
     rows: pa.RecordBatch, shards: int, hashes: np.ndarray | None = None
 ) -> list[tuple[int, pa.RecordBatch]]:
-    """Returns (shard, its rows) for every shard that has rows, in arrival order within each. `hashes` (uint64[n]) are
+    """Return (shard, its rows) for every shard that has rows, in arrival order within each. `hashes` (uint64[n]) are
     those of n rows without HASH."""
     if not rows.num_rows:
         return []

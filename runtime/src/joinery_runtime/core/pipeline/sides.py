@@ -97,7 +97,7 @@ class Intake:
         )
 
     def name_of(self, ref: ColumnRef) -> str:
-        """The name in batches of this side of an input's column, or of an aggregate's, which has no input."""
+        """Return the name in batches of this side of an input's column, or of an aggregate's, which has no input."""
         return str(ref) if self.chained and ref.input else ref.column
 
     def prepared_schema(self) -> pa.Schema:
@@ -159,7 +159,7 @@ class SideSpec:
         return self.intake.keys if by_key else ()
 
     def segment_schema(self) -> pa.Schema:
-        """The columns of this part's segments."""
+        """Return the columns of this part's segments."""
         if self.state is not None:
             return self.state
         prepared = self.intake.prepared_schema()

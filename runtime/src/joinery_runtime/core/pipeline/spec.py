@@ -120,7 +120,7 @@ class StepOperator(ABC):
 
     @abstractmethod
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
-        """Runs the step for one shard in one epoch. The same arguments always give the same rows."""
+        """Run the step for one shard in one epoch. The same arguments always give the same rows."""
 
     @abstractmethod
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
@@ -143,8 +143,8 @@ class StepOperator(ABC):
         return (None,) * len(step.sides)
 
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """The event time before which an arriving row of the side may have partners that were evicted already (T10).
-        None: no row may. `horizons` has one horizon per side."""
+        """Return the event time before which an arriving row of the side may have partners that were evicted already
+        (T10). None: no row may. `horizons` has one horizon per side."""
         return None
 
     @property
@@ -155,7 +155,7 @@ class StepOperator(ABC):
     def late_below(
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
     ) -> int | None:
-        """The lowest event time of a record of the side that is not late; None: none is."""
+        """Return the lowest event time of a record of the side that is not late; None: none is."""
         return self.accept_from(step, watermarks)[side]
 
     def lowest_times(self, step: StepSpec, times: Times) -> OutputWatermarks:
@@ -207,8 +207,8 @@ class StepOperator(ABC):
         return since is not None and meta.ts_max < since
 
     def survivors(self, step: StepSpec, side: int, runs: Sequence[StateRun], horizon: Horizon) -> Sequence[StateRun]:
-        """The rows that a compaction of one side's runs keeps under the current horizon: one run for each, in the same
-        order, with its `flagged`."""
+        """Return the rows that a compaction of one side's runs keeps under the current horizon: one run for each, in
+        the same order, with its `flagged`."""
         since = None if horizon.current is None else self.retention[side].keep_from(horizon.current)
         flagged_leave, live_runs = self.flagged_rows_leave(step), list[StateRun]()
         for state_run in runs:
@@ -221,7 +221,7 @@ class StepOperator(ABC):
     def live_rows(
         self, step: StepSpec, side: int, state_run: StateRun, horizon: Horizon, complete: int | None
     ) -> StateRun:
-        """The rows of a stored run that remain once everything is closed up to this horizon, and sessions up to
+        """Return the rows of a stored run that remain once everything is closed up to this horizon, and sessions up to
         `complete`. Emitted rows that stay record that themselves, so the horizons may be lower afterwards."""
         (live_run,) = self.survivors(step, side, [state_run], horizon)
         return live_run
@@ -238,7 +238,7 @@ class StepOperator(ABC):
         return np.zeros(len(ts), dtype=bool)
 
     def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
-        """The inputs whose progress lets rows of the side leave: by default those with the lowest watermark."""
+        """Return the inputs whose progress lets rows of the side leave: by default those with the lowest watermark."""
         input_watermarks = {name: watermarks[name] for side_spec in step.sides for name in side_spec.inputs}
         lowest = min(input_watermarks.values(), key=lambda at: (at is not None, at))
         return {name for name, at in input_watermarks.items() if at == lowest}
@@ -269,12 +269,12 @@ class StepSpec:
         return pa.schema([pa.field(c.name, c.type) for c in self.output])
 
     def locate_column(self, ref: ColumnRef) -> tuple[int, str]:
-        """The side that holds an input's column, and the column's name in that side's batches."""
+        """Return the side that holds an input's column, and the column's name in that side's batches."""
         side = RIGHT if ref.input in self.sides[-1].inputs and len(self.sides) > 1 else LEFT
         return side, self.sides[side].intake.name_of(ref)
 
     def side_name(self, side: int) -> str:
-        """The name of a side in messages: `step 2, left side (orders, payments)`."""
+        """Return the name of a side in messages: `step 2, left side (orders, payments)`."""
         if len(self.sides) == 1:
             sessions = f"the sessions of {self.sides[side].time}"
             part, _, _ = self.sides[side].part.partition(".")
@@ -368,12 +368,12 @@ class Pipeline:
         return self.steps[input_spec.step].sides[input_spec.side].intake
 
     def side(self, part: str) -> tuple[StepSpec, int]:
-        """The step and side that a part of the state, or a part of flags, belongs to."""
+        """Return the step and side that a part of the state, or a part of flags, belongs to."""
         rows_part = part.removesuffix(FLAGS)
         return next((step, i) for step in self.steps for i, side in enumerate(step.sides) if side.part == rows_part)
 
     def parts(self) -> Mapping[str, SideSpec]:
-        """The sides by the part of the state that each keeps."""
+        """Return the sides by the part of the state that each keeps."""
         return {side.part: side for step in self.steps for _, side in step.stored_sides}
 
     def output_schema(self) -> pa.Schema:

@@ -80,13 +80,13 @@ class StateRun:
         return self.flagged
 
     def within(self, owned: HashRange) -> StateRun:
-        """The rows whose hash lies in the range."""
+        """Return the rows whose hash lies in the range."""
         rows = self.run.rows_in(owned)
         flagged = self.flagged[rows] if self.flagged is not None else None
         return StateRun(self.segment, self.run.within(owned), self.first + rows.start, flagged)
 
     def where(self, chosen: np.ndarray) -> StateRun:
-        """The rows for which bool[n] is true. Row numbers of the segment no longer apply to them."""
+        """Return the rows for which bool[n] is true. Row numbers of the segment no longer apply to them."""
         if chosen.all():
             return self
         rows = Run.view(self.run.batch.filter(pa.array(chosen)))
@@ -158,7 +158,7 @@ if asked for. Each is of bounded size, because a hot key produces far more rows 
 
 
 def with_flags(run: Run, flagged: np.ndarray) -> Run:
-    """The run, of a part that has flags, with `$mark` set to `flagged`."""
+    """Return the run, of a part that has flags, with `$mark` set to `flagged`."""
     batch = run.batch
     at = batch.schema.get_field_index(FLAG)
     return Run.view(batch.set_column(at, batch.schema.field(at), pa.array(flagged, pa.bool_())))

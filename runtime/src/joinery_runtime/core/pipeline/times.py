@@ -32,7 +32,7 @@ def horizons(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Hori
 
 
 def settled(pipeline: Pipeline, times: Times, floors: Floors) -> dict[str, Horizon]:
-    """The horizons that are reached once follow-up epochs have closed everything that these times close."""
+    """Return the horizons that are reached once follow-up epochs have closed everything that these times close."""
     reached = dict(floors)
     horizons_by_part: Horizons = {}
     for _ in pipeline.steps:
@@ -46,7 +46,7 @@ def floors_after(horizons_by_part: Horizons) -> dict[str, int]:
 
 
 def watermarks_out(pipeline: Pipeline, times: Times, floors: Floors) -> list[OutputWatermarks]:
-    """The watermarks that each step hands on per input (N3), once everything that can be closed is closed."""
+    """Return the watermarks that each step hands on per input (N3), once everything that can be closed is closed."""
     reached = settled(pipeline, times, floors)
     final = {part: Horizon(horizon.current, horizon.current) for part, horizon in reached.items()}
     output_watermarks: list[OutputWatermarks] = []
@@ -58,8 +58,8 @@ def watermarks_out(pipeline: Pipeline, times: Times, floors: Floors) -> list[Out
 
 
 def watermarks_before(pipeline: Pipeline, step: StepSpec, times: Times, horizons_by_part: Horizons) -> OutputWatermarks:
-    """What the step sees of each input's time in an epoch with these horizons: the watermark of an input that it reads,
-    and of the others the one that the step before hands on (N3)."""
+    """Return what the step sees of each input's time in an epoch with these horizons: the watermark of an input that it
+    reads, and of the others the one that the step before hands on (N3)."""
     lows: OutputWatermarks = {}
     for before in pipeline.steps[: step.number]:
         lows = {**lows, **before.kind.lowest_times(before, times)}
@@ -77,9 +77,9 @@ def _output_watermarks(
 
 
 def _lower_bound(pipeline: Pipeline, name: str, other: str) -> int | None:
-    """The c of `name.ts >= other.ts + c`, summed over the bounds that lead from `other` to `name` (N2). Every step
-    links one new input to an earlier one, and a row's window to its left side, so there is one path at most; None: a
-    step on it bounds nothing."""
+    """Return the c of `name.ts >= other.ts + c`, summed over the bounds that lead from `other` to `name` (N2). Every
+    step links one new input to an earlier one, and a row's window to its left side, so there is one path at most; None:
+    a step on it bounds nothing."""
     links: dict[str, list[tuple[str, int]]] = {}
     for step in pipeline.steps:
         if step.kind.bounds is not None:

@@ -20,12 +20,12 @@ BRANCH_END: Final = ":"
 
 
 def clamp(ts: int) -> int:
-    """Keeps arithmetic on watermarks within int64."""
+    """Keep arithmetic on watermarks within int64."""
     return END_OF_TIME if ts >= END_OF_TIME else max(BEGIN_OF_TIME, ts)
 
 
 def passed_multiple(watermark: Watermark, every: int) -> Watermark:
-    """The last multiple of `every` (ms) that a watermark has reached (G8)."""
+    """Return the last multiple of `every` (ms) that a watermark has reached (G8)."""
     if watermark is None or watermark >= END_OF_TIME:
         return watermark
     return clamp(watermark // every * every)
@@ -83,7 +83,7 @@ class InputProgress:
         return InputTime(self.watermark, self.newest)
 
     def saw(self, highest: Mapping[str, int | None]) -> InputProgress:
-        """The progress after an epoch whose rows reached these event times."""
+        """Return the progress after an epoch whose rows reached these event times."""
         merged = dict(self.highest)
         for partition, ts in highest.items():
             merged[partition] = _later(merged.get(partition), ts)
@@ -112,7 +112,7 @@ class InputClock:
     branch_delays: Mapping[str, int] = field(default_factory=dict)
 
     def delay_of(self, partition: str) -> int:
-        """The delay (ms) of a partition, by its name in the progress."""
+        """Return the delay (ms) of a partition, by its name in the progress."""
         return self.branch_delays.get(partition.partition(BRANCH_END)[0], self.delay_ms)
 
 
@@ -124,7 +124,7 @@ def advance(
     ended: Collection[str] = (),
     idle_for_ms: int = 0,
 ) -> dict[str, InputProgress]:
-    """Computes the progress whose watermarks the next plan uses.
+    """Compute the progress whose watermarks the next plan uses.
 
     `idle` names the idle partitions per input, `ended` the inputs read to their final end (T7), `idle_for_ms` how long
     all inputs have been idle (T6). An input without partitions counts as not idle. An ended input does not count among

@@ -50,7 +50,7 @@ _NARROW: tuple[tuple[int, pa.DataType], ...] = ((1 << 8, pa.uint8()), (1 << 16, 
 
 
 def to_blob(rows: pa.RecordBatch, keys: Sequence[str] = (), co_partitions: int = 0) -> bytes:
-    """Encodes the rows of a run. `keys` are the columns from which `$hash` is computed (rule V1); empty: `$hash` is
+    """Encode the rows of a run. `keys` are the columns from which `$hash` is computed (rule V1); empty: `$hash` is
     stored. `co_partitions` is the number of partitions that co-partitioned inputs share."""
     content = _pack(rows, keys, co_partitions)
     return b"".join((_CHECKED, xxhash.xxh3_64_digest(content), content))
@@ -94,7 +94,7 @@ def _pack(rows: pa.RecordBatch, keys: Sequence[str], co_partitions: int) -> byte
 
 
 def from_blob(blob: bytes | pa.Buffer, hasher: KeyHash = key_hash) -> pa.RecordBatch:
-    """Decodes the rows, of any version that this release reads. Raises ValueError for other bytes."""
+    """Decode the rows, of any version that this release reads. Raises ValueError for other bytes."""
     content = _content(blob)
     if content[: len(_FILE)] == _FILE:
         return _with_wide_partitions(decode(content))
@@ -125,7 +125,7 @@ def _with_wide_partitions(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _pack_column(field: pa.Field, column: pa.Array, texts: dict[str, pa.Array]) -> tuple[pa.Field, pa.Array]:
-    """The packed form of a column. Adds the bytes of its texts to `texts`."""
+    """Return the packed form of a column. Adds the bytes of its texts to `texts`."""
     name, metadata = type_name(field.type), {}
     if name in _TEXTS:
         column, texts[field.name] = _lengths(column)
@@ -157,13 +157,13 @@ def _write(sink: pa.NativeFile, batch: pa.RecordBatch) -> None:
 
 
 def _read(source: pa.NativeFile) -> pa.RecordBatch:
-    """Reads a stream's only batch, up to and including the stream's end."""
+    """Read a stream's only batch, up to and including the stream's end."""
     (batch,) = pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False))
     return batch
 
 
 def _distances(column: pa.Array) -> tuple[pa.Array, int | None]:
-    """Returns the numbers minus their lowest, and the lowest. Returns them unchanged, and None, if that makes them no
+    """Return the numbers minus their lowest, and the lowest. Returns them unchanged, and None, if that makes them no
     narrower."""
     numbers = column.cast(pa.int64())
     low, high = pc.min_max(numbers).as_py().values()
@@ -176,7 +176,7 @@ def _distances(column: pa.Array) -> tuple[pa.Array, int | None]:
 
 
 def _lengths(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Returns the lengths in bytes (uint[n]), and one value with the bytes of all values."""
+    """Return the lengths in bytes (uint[n]), and one value with the bytes of all values."""
     nulls = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
     if nulls is not None:  # Arrow may keep arbitrary bytes in place of a NULL
         column = column.fill_null("" if pa.types.is_string(column.type) else b"")

@@ -114,7 +114,7 @@ class ColumnLike(Protocol):
 
 
 def arrow_type(column_type: TypeLike) -> pa.DataType:
-    """The Arrow type for values of a job's column type. Timestamps are UTC milliseconds; JSON is text."""
+    """Return the Arrow type for values of a job's column type. Timestamps are UTC milliseconds; JSON is text."""
     if column_type.name == "json":
         return pa.string()
     if column_type.name == "decimal":
@@ -123,12 +123,12 @@ def arrow_type(column_type: TypeLike) -> pa.DataType:
 
 
 def type_name(kind: pa.DataType) -> str | None:
-    """The name of the job's column type that has this Arrow type; None without one."""
+    """Return the name of the job's column type that has this Arrow type; None without one."""
     if pa.types.is_decimal128(kind):
         return "decimal"
     return next((name for name, scalar in SCALARS.items() if scalar == kind), None)
 
 
 def arrow_schema(columns: Iterable[ColumnLike]) -> pa.Schema:
-    """The Arrow schema of an input's declared columns, in their order. Every column is nullable."""
+    """Return the Arrow schema of an input's declared columns, in their order. Every column is nullable."""
     return pa.schema([pa.field(column.name, arrow_type(column.type)) for column in columns])

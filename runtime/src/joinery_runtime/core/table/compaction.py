@@ -60,7 +60,7 @@ def choose(
 
 
 def limit_to_one_epoch(groups: Sequence[list[SegmentMeta]]) -> list[list[SegmentMeta]]:
-    """Returns the groups that a shard merges in one epoch. Those with the youngest segments come first: their rows stay
+    """Return the groups that a shard merges in one epoch. Those with the youngest segments come first: their rows stay
     longest."""
     chosen: list[list[SegmentMeta]] = []
     total = 0
@@ -73,13 +73,13 @@ def limit_to_one_epoch(groups: Sequence[list[SegmentMeta]]) -> list[list[Segment
 
 
 def split_to_fit(group: Sequence[SegmentMeta], decoded: Sequence[int]) -> list[list[SegmentMeta]]:
-    """Splits a group from `choose` by the now known sizes of the segments' rows in bytes. Not for rows kept without
+    """Split a group from `choose` by the now known sizes of the segments' rows in bytes. Not for rows kept without
     end: a segment that is never merged would never lose its superseded rows."""
     return _cut(group, decoded, MAX_DECODED_BYTES)
 
 
 def pieces(group: Sequence[SegmentMeta], owned: HashRange) -> list[HashRange]:
-    """The hash ranges at which to cut a merged group, so that each resulting segment stays below the limit."""
+    """Return the hash ranges at which to cut a merged group, so that each resulting segment stays below the limit."""
     count = max(1, -(-sum(s.bytes for s in group) // MAX_MERGED_BYTES))
     size = owned.last - owned.first + 1
     edges = [owned.first + size * i // count for i in range(count + 1)]

@@ -47,13 +47,13 @@ def key_partitions(key: pa.Array, partitioner: str, count: int) -> np.ndarray:
 
 
 def _crc32(texts: pa.Array) -> NDArray[np.uint32]:
-    """The hash of librdkafka's `consistent` and `consistent_random`."""
+    """Return the hash of librdkafka's `consistent` and `consistent_random`."""
     return np.fromiter((zlib.crc32(text or b"") for text in texts.to_pylist()), np.uint32, len(texts))
 
 
 def _murmur2(texts: pa.Array) -> NDArray[np.uint32]:
-    """The hash of Kafka's Java client (`Utils.murmur2`) and of librdkafka's `murmur2` and `murmur2_random`, which all
-    drop the sign."""
+    """Return the hash of Kafka's Java client (`Utils.murmur2`) and of librdkafka's `murmur2` and `murmur2_random`,
+    which all drop the sign."""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
     starts, lengths = ends[:-1], np.diff(ends)

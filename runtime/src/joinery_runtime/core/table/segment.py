@@ -54,7 +54,7 @@ class Run:
 
     @classmethod
     def view(cls, batch: pa.RecordBatch, source: Run | None = None) -> Run:
-        """Wraps a sorted batch. If its rows all come from the run `source`, it shares that run's filter."""
+        """Wrap a sorted batch. If its rows all come from the run `source`, it shares that run's filter."""
         hashes = batch.column(HASH).to_numpy()
         return cls(batch, hashes, batch.column(TS).to_numpy(), HashFilter(hashes) if source is None else source.filter)
 
@@ -70,20 +70,20 @@ class Run:
         return len(self.hash)
 
     def rows_in(self, owned: HashRange) -> slice:
-        """The positions of the rows whose hash is in the range; they are consecutive."""
+        """Return the positions of the rows whose hash is in the range; they are consecutive."""
         first = np.searchsorted(self.hash, np.uint64(owned.first), side="left")
         stop = np.searchsorted(self.hash, np.uint64(owned.last), side="right")
         return slice(int(first), int(stop))
 
     def within(self, owned: HashRange) -> Run:
-        """The rows whose hash is in the range, as a slice without copying."""
+        """Return the rows whose hash is in the range, as a slice without copying."""
         rows = self.rows_in(owned)
         return Run.view(self.batch.slice(rows.start, rows.stop - rows.start))
 
 
 def first_key(key: str) -> str:
-    """The key that a segment had when it was written. A migration changes the key, but not the row numbers, so existing
-    flags still apply."""
+    """Return the key that a segment had when it was written. A migration changes the key, but not the row numbers, so
+    existing flags still apply."""
     return key.partition(MIGRATED)[0]
 
 
@@ -116,7 +116,7 @@ def describe(run: Run, *, key: str, part: str, epoch: int, blob: bytes) -> Segme
 
 
 def encode(batch: pa.RecordBatch, *, compression: str | None = "lz4") -> bytes:
-    """Encodes one batch as an Arrow IPC file."""
+    """Encode one batch as an Arrow IPC file."""
     sink = pa.BufferOutputStream()
     # Single-threaded: there is little to compress, and waking other threads takes ten times as long.
     options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
@@ -126,6 +126,6 @@ def encode(batch: pa.RecordBatch, *, compression: str | None = "lz4") -> bytes:
 
 
 def decode(blob: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
-    """Decodes the batch of such a file, without copying if it is not compressed."""
+    """Decode the batch of such a file, without copying if it is not compressed."""
     options = pa.ipc.IpcReadOptions(use_threads=False)
     return pa.ipc.open_file(pa.BufferReader(blob), options=options).get_batch(0)

@@ -117,7 +117,7 @@ def _positions_of_set_bits(bits: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 def find_ranges(
     run_hash: np.ndarray, run_ts: np.ndarray, hashes: np.ndarray, ts_first: np.ndarray, ts_last: np.ndarray
 ) -> Ranges:
-    """Returns (probe, start, stop) as int64 arrays: the probes that found rows, and the rows [start, stop) of the run
+    """Return (probe, start, stop) as int64 arrays: the probes that found rows, and the rows [start, stop) of the run
     with the probe's hash and `ts_first <= ts <= ts_last` (per probe). The run is sorted by (hash, ts)."""
     start = np.searchsorted(run_hash, hashes, side="left")
     probe = np.flatnonzero(run_hash[np.minimum(start, len(run_hash) - 1)] == hashes) if len(run_hash) else start[:0]
@@ -146,7 +146,7 @@ def _bisect(
 
 
 def list_pairs(ranges: Ranges, max_pairs: int = MAX_PAIRS) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields (probe indexes, run indexes) of all pairs, in chunks of at most `max_pairs`."""
+    """Yield (probe indexes, run indexes) of all pairs, in chunks of at most `max_pairs`."""
     probe, start, stop = ranges
     if not len(probe):
         return

@@ -58,8 +58,8 @@ def _moment(ms: int) -> datetime:
 
 
 def _offset(moment: datetime, zone: ZoneInfo) -> int:
-    """The distance of a zone's clocks from those of UTC, in milliseconds. Near the ends of the calendar the local time
-    may have no date, so the offset is that of a day further inside."""
+    """Return the distance of a zone's clocks from those of UTC, in milliseconds. Near the ends of the calendar the
+    local time may have no date, so the offset is that of a day further inside."""
     inside = min(max(moment, datetime(1, 1, 2, tzinfo=UTC)), datetime(9999, 12, 30, tzinfo=UTC))
     return round((inside.astimezone(zone).utcoffset() or timedelta()) / _MS)
 
@@ -93,8 +93,8 @@ class LocalClock:
 
 @cache
 def local_clock(zone: str) -> LocalClock:
-    """The clocks of a zone, from the data of Polars, which functions such as DATE_TRUNC use too. From the year 2100 on,
-    clocks stay as they are at its beginning."""
+    """Return the clocks of a zone, from the data of Polars, which functions such as DATE_TRUNC use too. From the year
+    2100 on, clocks stay as they are at its beginning."""
     grid = np.arange(_YEAR_1800, _YEAR_2100, _GRID_MS)
     ahead = _ahead(grid, zone)
     changed = np.flatnonzero(np.diff(ahead))

@@ -121,7 +121,7 @@ class AvroDecoder(RowDecoder):
 
 
 def read_record(record: bytes, start: int, written: AvroSchema) -> Any:
-    """Reads a record's content, which begins at byte `start`. Raises RejectedRecord."""
+    """Read a record's content, which begins at byte `start`. Raises RejectedRecord."""
     source = io.BytesIO(record)
     source.seek(start)
     try:
@@ -139,7 +139,8 @@ def read_record(record: bytes, start: int, written: AvroSchema) -> Any:
 
 
 def written_with(model: Input) -> Schemas | AvroSchema:
-    """The schemas that the input's records name, or the one in the job. Raises SourceError if that is not valid."""
+    """Return the schemas that the input's records name, or the one in the job. Raises SourceError if that is not
+    valid."""
     if model.avro_schema is None:
         return Schemas.of(model)
     try:

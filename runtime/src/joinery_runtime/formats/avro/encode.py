@@ -75,7 +75,7 @@ class AvroOutput(SchemaOutput):
         return read
 
     def schema(self) -> str:
-        """The Avro schema of the rows, as JSON. Raises SinkError for names that Avro does not allow."""
+        """Return the Avro schema of the rows, as JSON. Raises SinkError for names that Avro does not allow."""
         self.check_names("Avro")
         fields = []
         for field in self.rows:

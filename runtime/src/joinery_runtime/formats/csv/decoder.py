@@ -77,7 +77,7 @@ class CsvDecoder(ByValue, FormatDecoder):
 
     @classmethod
     def of(cls, schema: pa.Schema, model: Input, /) -> Self:
-        """Makes a decoder. The header of a file gives the order of its columns."""
+        """Make a decoder. The header of a file gives the order of its columns."""
         names = None
         if model.file is not None and (model.csv or _USUAL).header:
             with of_input(model.name):
@@ -162,7 +162,7 @@ class CsvDecoder(ByValue, FormatDecoder):
         return with_bad(decoded, [BadRecord(int(index[row]), reason) for row, reason in misshapen.items()])
 
     def _read_texts(self, values: pa.BinaryArray) -> tuple[pa.Table, dict[int, str]]:
-        """Returns all columns as text, and by row the reason for each record with too few or too many fields.
+        """Return all columns as text, and by row the reason for each record with too few or too many fields.
 
         The records are well formed and not blank, so each gives exactly one row.
         """
@@ -196,7 +196,7 @@ class CsvDecoder(ByValue, FormatDecoder):
 
 
 def _with_likely_format(values: pa.BinaryArray, bad: BadRecord) -> BadRecord:
-    """Adds to a bad record's reason what the record looks like, if it is recognised."""
+    """Add to a bad record's reason what the record looks like, if it is recognised."""
     record = values[bad.index].as_py() or b""
     text = record.strip()
     nested = text[:1] + text[-1:] in (b"{}", b"[]")
@@ -214,7 +214,7 @@ DECODER = CsvDecoder
 
 
 def csv_header(path: str, columns: Sequence[str], cut: Cut) -> list[str]:
-    """The names in a CSV file's header, in order. Raises SourceError if one of `columns` is missing."""
+    """Return the names in a CSV file's header, in order. Raises SourceError if one of `columns` is missing."""
     with opened(path) as data:
         end = header_end(data, cut, line_end_of(data, cut))
         if end > LONGEST_RECORD:
@@ -250,7 +250,7 @@ def csv_header(path: str, columns: Sequence[str], cut: Cut) -> list[str]:
 
 
 def _other_dialect(names: Sequence[str], columns: Sequence[str]) -> str | None:
-    """What to write if the header has the columns, but between other separators or blanks."""
+    """Return what to write if the header has the columns, but between other separators or blanks."""
     separators = [None, ";", "\t", "|", ","] if len(names) == 1 else [None]
     for separator in separators:
         fields = names if separator is None else names[0].split(separator)

@@ -129,7 +129,7 @@ class ChangeEvents(ByValue):
     def _envelope_columns(
         self, of_envelope: Mapping[str, Path], of_row: Mapping[str, Path]
     ) -> tuple[pa.Schema, dict[str, Path]]:
-        """The columns of an envelope, and their paths."""
+        """Return the columns of an envelope, and their paths."""
         paths: dict[str, Path] = {_OP: ("op",)}
         for name in self._rows.names:
             paths[name] = of_envelope[name] if name in of_envelope else ("after", *of_row[name])
@@ -164,8 +164,8 @@ class ChangeEvents(ByValue):
         return Decoded(decoded.rows, decoded.index, decoded.bad, dropped=dropped)
 
     def _with_documents(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
-        """The same, with the columns of rows that are documents. Only where an event has no value for any column of its
-        row does one look for a document, and whether there is a row at all."""
+        """Return the same, with the columns of rows that are documents. Only where an event has no value for any column
+        of its row does one look for a document, and whether there is a row at all."""
         rows, names = events.rows, self._documents.names
         deletion = pc.fill_null(pc.equal(rows[_OP], "d"), False).to_numpy()
         row = pc.fill_null(pc.is_in(rows[_OP], self._ops), False).to_numpy()
@@ -299,7 +299,7 @@ class _Envelope(ByValue):
     def _without_base64(
         self, field: pa.Field, text: pl.Series, scales: IntArray, values: pa.BinaryArray, index: IntArray
     ) -> pl.Series:
-        """The texts of numbers, with digits in place of what the schemas say is the bytes of a decimal."""
+        """Return the texts of numbers, with digits in place of what the schemas say is the bytes of a decimal."""
         path = self._inside[field.name]
 
         def is_number(row: int) -> bool:
@@ -388,7 +388,7 @@ def days(field: pa.Field, text: pl.Series) -> tuple[pa.Array, list[Fault]]:
 
 
 def counted_times(field: pa.Field, text: pl.Series, factors: IntArray) -> tuple[pa.Array, list[Fault]]:
-    """Converts times. Divides each number by its factor; a factor of 0 means that the unit is unknown."""
+    """Convert times. Divides each number by its factor; a factor of 0 means that the unit is unknown."""
     numbers = text.cast(pl.Int64, strict=False)
     named = pl.Series(factors > 0) & numbers.is_not_null()
     if not named.any():
@@ -404,9 +404,9 @@ def _keep_where(chosen: pl.Series, values: pl.Series) -> pl.Series:
 
 
 def with_digits(text: pl.Series, scales: IntArray, in_bytes: BoolArray, is_number: Callable[[int], bool]) -> pl.Series:
-    """The texts of decimals, as digits with a point. `in_bytes` says in which rows the schema names a decimal, whose
-    text is then base64 with this scale; a converter may also write such a decimal as a number, which `is_number` tells
-    of a row. What is no decimal stays as it is. Numbers may have an exponent."""
+    """Return the texts of decimals, as digits with a point. `in_bytes` says in which rows the schema names a decimal,
+    whose text is then base64 with this scale; a converter may also write such a decimal as a number, which `is_number`
+    tells of a row. What is no decimal stays as it is. Numbers may have an exponent."""
     bytes_there = pl.Series(in_bytes) & text.is_not_null() & ~(text.str.contains(r"[.-]") & text.str.contains(_PLAIN))
     strange = bytes_there | text.str.starts_with("{") | text.str.contains(_EXPONENT)
     rows = np.flatnonzero(strange.fill_null(False).to_numpy())

@@ -78,7 +78,7 @@ class UnavailableValues:
     def without(
         self, rows: pa.Table, index: IntArray, values: pa.BinaryArray, firsts: Mapping[str, str]
     ) -> tuple[pa.Table, dict[str, BoolArray]]:
-        """Returns the rows, of the records at `index`, with values of the row before, or null, for placeholders; and by
+        """Return the rows, of the records at `index`, with values of the row before, or null, for placeholders; and by
         column which rows still lack its value. `firsts` names, for a column of another item of an array, the column
         with its first item, which is all that there is of an array without its values."""
         lacking: dict[str, BoolArray] = {}

@@ -202,8 +202,8 @@ def _name_tables(
 
 
 def _powers_of_ten(largest: int) -> IntArray:
-    """The upper 128 bits of powers of ten, lower word first, as Eisel and Lemire define them: rounded down, or up for
-    negative powers."""
+    """Return the upper 128 bits of powers of ten, lower word first, as Eisel and Lemire define them: rounded down, or
+    up for negative powers."""
     words = []
     for power in range(-largest, largest + 1):
         if power >= 0:

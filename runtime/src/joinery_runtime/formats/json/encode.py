@@ -50,7 +50,7 @@ PLAIN = JsonStyle()
 
 
 def json_lines(rows: pa.Table | pa.RecordBatch, style: JsonStyle = PLAIN) -> bytes:
-    """Encodes all rows, each followed by a newline."""
+    """Encode all rows, each followed by a newline."""
     if not rows.num_rows:
         return b""
     frame = pl.DataFrame(rows).with_columns(_TIMESTAMPS[style.timestamps], *_OTHERS)
@@ -76,7 +76,7 @@ def json_lines(rows: pa.Table | pa.RecordBatch, style: JsonStyle = PLAIN) -> byt
 
 
 def as_texts(rows: pa.Table | pa.RecordBatch, column: str, style: JsonStyle = PLAIN) -> list[str | bytes | None]:
-    """The values of one column: text and bytes unchanged, others as in JSON."""
+    """Return the values of one column: text and bytes unchanged, others as in JSON."""
     if pa.types.is_binary(rows.schema.field(column).type):
         values: list[str | bytes | None] = rows[column].to_pylist()
         return values
@@ -85,5 +85,5 @@ def as_texts(rows: pa.Table | pa.RecordBatch, column: str, style: JsonStyle = PL
 
 
 def rows_to_json(rows: pa.Table | pa.RecordBatch, style: JsonStyle = PLAIN) -> list[bytes]:
-    """Encodes one JSON object per row. JSON escapes a newline inside a text, so splitting at newlines is safe."""
+    """Encode one JSON object per row. JSON escapes a newline inside a text, so splitting at newlines is safe."""
     return json_lines(rows, style).split(b"\n")[:-1]

@@ -129,7 +129,7 @@ class JsonFallbackDecoder(ByValue):
             return with_bad(self._decode_selected(self._selection.of(values.filter(pa.array(fine))), index[fine]), bad)
 
     def _decode_selected(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
-        """Decodes records of declared fields only, in halves down to those that the parsers still reject."""
+        """Decode records of declared fields only, in halves down to those that the parsers still reject."""
         if not len(values):
             return Decoded(self._schema.empty_table(), index, [])
         try:
@@ -140,7 +140,7 @@ class JsonFallbackDecoder(ByValue):
             return in_pieces(self._decode_selected, values, index, (len(values) + 1) // 2)
 
     def _parse_lines(self, values: pa.BinaryArray, lines: bytes) -> tuple[pl.DataFrame, dict[str, pa.ChunkedArray]]:
-        """The columns of both parsers, one row per record. Raises RejectedBatch."""
+        """Return the columns of both parsers, one row per record. Raises RejectedBatch."""
         try:
             frame = _read_ndjson(lines, {**self._wire, **self._integer_times} if self._try_integers else self._wire)
         except RejectedBatch:
@@ -252,11 +252,11 @@ class _Selection:
         self._types = schema.types
 
     def of(self, values: pa.BinaryArray) -> pa.BinaryArray:
-        """Selects from each record. One that is no JSON object stays as it is."""
+        """Select from each record. One that is no JSON object stays as it is."""
         return pa.array([self.select(record) or record for record in values.to_pylist()], pa.binary())
 
     def select(self, record: bytes) -> bytes | None:
-        """Makes a flat record of the columns' texts; None where the record is no JSON object."""
+        """Make a flat record of the columns' texts; None where the record is no JSON object."""
         try:
             own = texts(record.decode(), self._root)
         except (ValueError, RecursionError, IndexError):
@@ -267,7 +267,7 @@ class _Selection:
         return f"{{{','.join(fields)}}}".encode()
 
     def _write_value(self, column: int, text: str) -> str:
-        """Writes a value so that the parsers read it as its column says: they reject long numbers, and would reformat
+        """Write a value so that the parsers read it as its column says: they reject long numbers, and would reformat
         those in text."""
         target = self._types[column]
         if text[0] == '"' or text == "null":
@@ -297,7 +297,7 @@ def _plain_decimal(field: pa.Field, text: str) -> str:
 
 
 def _names_twice(values: pa.BinaryArray, lines: bytes, nulls: Mapping[str, int]) -> pa.BooleanArray | None:
-    """Finds the records in which a declared name may occur twice, or is written with an escape; None if there is none.
+    """Find the records in which a declared name may occur twice, or is written with an escape; None if there is none.
     `lines` are the records, `nulls` says how many have none or null under a name."""
     quoted = {json.dumps(name, ensure_ascii=False): len(values) - count for name, count in nulls.items()}
     often = [name for name, usual in quoted.items() if lines.count(name.encode()) > usual]

@@ -55,7 +55,7 @@ def with_own_texts(name: str, column: pl.Series, values: pa.BinaryArray) -> pl.S
 
 
 def _own_text(record: str, root: WantedValue) -> str | None:
-    """The wanted value's text if it is a number, an array or an object, else None."""
+    """Return the wanted value's text if it is a number, an array or an object, else None."""
     try:
         text = (texts(record, root) or {}).get(0, '"')
     except (ValueError, IndexError, RecursionError):
@@ -71,7 +71,7 @@ class WantedValue:
     inner: dict[str | int, WantedValue] = field(default_factory=dict)
 
     def forget(self, texts: dict[int, str]) -> None:
-        """Removes all that was taken from an earlier value of the same name."""
+        """Remove all that was taken from an earlier value of the same name."""
         for column in self.columns:
             texts.pop(column, None)
         for inner in self.inner.values():
@@ -79,7 +79,7 @@ class WantedValue:
 
 
 def tree(paths: Sequence[Path]) -> WantedValue:
-    """Makes a tree, with the record as its root, of the paths of columns 0, 1, ..."""
+    """Make a tree, with the record as its root, of the paths of columns 0, 1, ..."""
     root = WantedValue()
     for column, path in enumerate(paths):
         node = root
@@ -90,7 +90,7 @@ def tree(paths: Sequence[Path]) -> WantedValue:
 
 
 def texts(record: str, root: WantedValue) -> dict[int, str] | None:
-    """Returns, by column, the JSON text of its value; missing columns are omitted. The last of equal names counts. None
+    """Return, by column, the JSON text of its value; missing columns are omitted. The last of equal names counts. None
     if the record is not an object. Raises ValueError, IndexError or RecursionError if it is not JSON."""
     texts_by_column: dict[int, str] = {}
     at = _skip_space(record, 0)
@@ -120,7 +120,7 @@ def _skip_space(text: str, at: int) -> int:
 
 
 def _take_value(text: str, at: int, node: WantedValue, texts_by_column: dict[int, str]) -> int:
-    """Extracts what is wanted of the value at this position. Returns the position after the value."""
+    """Extract what is wanted of the value at this position. Returns the position after the value."""
     begin = at
     opening = text[at]
     if opening == "{" and any(isinstance(step, str) for step in node.inner):

@@ -42,13 +42,13 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False
 
 
 def part(function: F) -> F:
-    """Declares a function that only kernels call, and that is compiled into them."""
+    """Declare a function that only kernels call, and that is compiled into them."""
     compiled: F = numba.njit(**_OPTIONS)(function)
     return compiled
 
 
 def inlined(function: F) -> F:
-    """Declares a part that is inlined at each call: if it is called once, or if a call costs more than its body."""
+    """Declare a part that is inlined at each call: if it is called once, or if a call costs more than its body."""
     compiled: F = numba.njit(**_OPTIONS, forceinline=True)(function)
     return compiled
 
@@ -81,7 +81,7 @@ class _MachineCode(NullCache):  # type: ignore[misc]
         self._file = f"{self._name}-{digest}.kernel"
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Loads the compiled function. None if it has to be compiled."""
+        """Load the compiled function. None if it has to be compiled."""
         target_context.refresh()
         for folder in self._folders:
             path = folder / self._file
@@ -94,7 +94,7 @@ class _MachineCode(NullCache):  # type: ignore[misc]
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Stores the compiled function where the next process finds it, if there is such a folder."""
+        """Store the compiled function where the next process finds it, if there is such a folder."""
         content = dumps(data._reduce())
         for folder in self._folders:
             part = folder / f"{self._file}.{os.getpid()}"
@@ -112,7 +112,8 @@ class _MachineCode(NullCache):  # type: ignore[misc]
 
 
 def _sources(folder: Path) -> list[Path | zipfile.Path]:
-    """The modules that kernels of this folder are made from. The folder may be in a zip, as spark-submit sends it."""
+    """Return the modules that kernels of this folder are made from. The folder may be in a zip, as spark-submit sends
+    it."""
     archive = next((path for path in folder.parents if path.is_file()), None)
     if archive is None:
         return [*sorted({Path(__file__), *folder.glob("*.py")})]
@@ -121,8 +122,8 @@ def _sources(folder: Path) -> list[Path | zipfile.Path]:
 
 
 def _of_the_user() -> list[Path]:
-    """The user's cache folder; none if the user has no home. A shared folder such as /tmp would be unsafe, because
-    whatever is found there is executed."""
+    """Return the user's cache folder; none if the user has no home. A shared folder such as /tmp would be unsafe,
+    because whatever is found there is executed."""
     named = os.environ.get("XDG_CACHE_HOME")
     try:
         return [(Path(named) if named else Path.home() / ".cache") / "joinery" / "kernels"]

@@ -135,7 +135,7 @@ class KernelRows(NamedTuple):
 
 @inlined
 def _bucket(at: int, size: int) -> int:
-    """The bucket of the name at this address, after its opening quote; `size` bytes with the closing one."""
+    """Return the bucket of the name at this address, after its opening quote; `size` bytes with the closing one."""
     return (load8(at) + 31 * load8(at + size - 2) + 7 * size) & (BUCKETS - 1)
 
 
@@ -159,7 +159,7 @@ def _is_name(at: int, begin: int, size: int, last: int, limit: int) -> bool:
 
 @part
 def _digits(at: int, count: int) -> int:
-    """Reads `count` digits; negative if one of them is not a digit."""
+    """Read `count` digits; negative if one of them is not a digit."""
     value = 0
     for offset in range(count):
         digit = load8(at + offset) - ZERO
@@ -171,7 +171,7 @@ def _digits(at: int, count: int) -> int:
 
 @part
 def _day(at: int) -> tuple[bool, int]:
-    """Reads YYYY-MM-DD in the years 1 to 9999. Returns whether it is valid, and the days since 1970."""
+    """Read YYYY-MM-DD in the years 1 to 9999. Returns whether it is valid, and the days since 1970."""
     year = _digits(at, 4)
     if year < 1 or load8(at + 4) != MINUS:
         return False, 0
@@ -192,7 +192,7 @@ def _day(at: int) -> tuple[bool, int]:
 
 @part
 def _clock(at: int) -> int:
-    """Reads HH:MM:SS as seconds; negative if it is not valid, or a leap second."""
+    """Read HH:MM:SS as seconds; negative if it is not valid, or a leap second."""
     hour = _digits(at, 2)
     if not 0 <= hour < 24 or load8(at + 2) != COLON:
         return -1
@@ -205,7 +205,7 @@ def _clock(at: int) -> int:
 
 @part
 def _instant(at: int, end: int) -> tuple[bool, int]:
-    """Reads an RFC 3339 time. Returns whether it is valid, and the milliseconds since 1970. Digits below a millisecond
+    """Read an RFC 3339 time. Returns whether it is valid, and the milliseconds since 1970. Digits below a millisecond
     are cut off."""
     if end - at < 20:
         return False, 0
@@ -250,7 +250,7 @@ def _instant(at: int, end: int) -> tuple[bool, int]:
 
 @inlined
 def _double(digits: int, power: int, powers: Words, exact: Doubles) -> tuple[bool, int]:
-    """Finds the double nearest to digits * 10**power by the method of Eisel and Lemire (Number Parsing at a Gigabyte
+    """Find the double nearest to digits * 10**power by the method of Eisel and Lemire (Number Parsing at a Gigabyte
     per Second, 2021). Returns whether it is certain, and the double's bits. `digits` is unsigned. `powers[2*i]` and the
     next one are the upper 128 bits, lower word first, of 10**(i - MAX_POWER)."""
     if digits == 0:
@@ -287,7 +287,7 @@ def _double(digits: int, power: int, powers: Words, exact: Doubles) -> tuple[boo
 
 @part
 def _decimal(digits: int, count: int, power: int, precision: int, scale: int) -> tuple[bool, int]:
-    """Returns whether the number fits a decimal column with up to 18 digits, and its unscaled value."""
+    """Return whether the number fits a decimal column with up to 18 digits, and its unscaled value."""
     if power > 0 or -power > scale or count + scale + power > 18:
         return False, 0
     for _ in range(scale + power):
@@ -300,7 +300,7 @@ def _decimal(digits: int, count: int, power: int, precision: int, scale: int) ->
 
 @inlined
 def _number_value(at: int, tables: Tables, memory: Memory, kind: int, precision: int, scale: int) -> tuple[int, int]:
-    """Reads a number for a column of this kind. Returns the address after it, and the value of the column's slot."""
+    """Read a number for a column of this kind. Returns the address after it, and the value of the column's slot."""
     if kind == INT64 or kind == TIMESTAMP or kind == INT32:
         integer_value, end = integer(at, memory.limit)
         if kind == TIMESTAMP and (
@@ -332,7 +332,7 @@ def _number_value(at: int, tables: Tables, memory: Memory, kind: int, precision:
 def _string_value(
     at: int, last: int, scratch: int, memory: Memory, kind: int, precision: int, scale: int
 ) -> tuple[int, int, int]:
-    """Reads a string for a column of this kind, from its opening quote. Returns the address after it, the value of the
+    """Read a string for a column of this kind, from its opening quote. Returns the address after it, the value of the
     column's slot, and the end of the used scratch memory."""
     begin = at + 1
     end, escapes = string_end(begin, last, memory.limit)
@@ -365,7 +365,7 @@ def _string_value(
 
 @inlined
 def _field(at: int, last: int, scratch: int, tables: Tables, memory: Memory, column: int) -> tuple[int, int, int, bool]:
-    """Reads the value of a declared column. Returns the address after it, the value of the column's slot, the end of
+    """Read the value of a declared column. Returns the address after it, the value of the column's slot, the end of
     the used scratch memory, and whether the value is null."""
     kind, precision, scale = tables.kinds[column, 0], tables.kinds[column, 1], tables.kinds[column, 2]
     byte = load8(at)
@@ -394,7 +394,7 @@ def _field(at: int, last: int, scratch: int, tables: Tables, memory: Memory, col
 
 @inlined
 def _named(node: int, at: int, size: int, last: int, limit: int, tables: Tables) -> int:
-    """What this node, an object, has under the name at this address (`size` bytes with the closing quote)."""
+    """Return what this node, an object, has under the name at this address (`size` bytes with the closing quote)."""
     entry = tables.buckets[_bucket(at, size)]
     while entry != _UNKNOWN:
         if (
@@ -409,7 +409,7 @@ def _named(node: int, at: int, size: int, last: int, limit: int, tables: Tables)
 
 @inlined
 def _item(node: int, position: int, items: Words) -> int:
-    """What this node, an array, has at this position."""
+    """Return what this node, an array, has at this position."""
     for entry in range(len(items)):
         if items[entry, 0] == node and items[entry, 1] == position:
             return items[entry, 2]
@@ -420,7 +420,7 @@ def _item(node: int, position: int, items: Words) -> int:
 def _record(
     at: int, end: int, scratch: int, tables: Tables, memory: Memory, rows: KernelRows, record: int, row: int
 ) -> int:
-    """Decodes the record with this number into a row. Returns the end of the used scratch memory, or GIVEN_UP."""
+    """Decode the record with this number into a row. Returns the end of the used scratch memory, or GIVEN_UP."""
     arrays, limit, predicted, around, seen = tables.arrays, memory.limit, memory.predicted, memory.around, memory.seen
     slots, valid = rows.slots, rows.valid
     last = end - 1
@@ -545,7 +545,7 @@ def decode(
     accepted: Words,
     rejected: Words,
 ) -> tuple[int, int]:
-    """Reads n records into the first of n rows. Returns the number of records that were looked at (all, unless too many
+    """Read n records into the first of n rows. Returns the number of records that were looked at (all, unless too many
     are given up), and the number of rows. Row i comes from record `accepted[i]`; `rejected` has the others in order.
     `offsets` (n+1) says where each record begins, `missing` (n, or empty) which have no value."""
     count, row, scratch = len(offsets) - 1, 0, memory.arena
@@ -567,7 +567,7 @@ def decode(
 
 @kernel(_WORDS, types.int32[::1])
 def lay_out(slots: Words, offsets: npt.NDArray[np.int32]) -> int:
-    """Writes where each of n texts begins, and where the last one ends (n+1). Returns their total length."""
+    """Write where each of n texts begins, and where the last one ends (n+1). Returns their total length."""
     total = 0
     offsets[0] = 0
     for row in range(len(slots)):
@@ -578,7 +578,7 @@ def lay_out(slots: Words, offsets: npt.NDArray[np.int32]) -> int:
 
 @kernel(types.int64, types.int64, types.int64, _WORDS, types.int32[::1], types.int64)
 def gather(data: int, limit: int, arena: int, slots: Words, offsets: npt.NDArray[np.int32], target: int) -> None:
-    """Copies the texts that these slots name to `target`, each to its offset. There is room for 16 more bytes. `limit`
+    """Copy the texts that these slots name to `target`, each to its offset. There is room for 16 more bytes. `limit`
     is the end of the records' bytes."""
     for row in range(len(slots)):
         slot = slots[row]

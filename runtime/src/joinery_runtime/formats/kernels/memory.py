@@ -19,7 +19,7 @@ _NOT_VOLATILE = ir.Constant(ir.IntType(1), 0)
 
 
 def _instruction(name: str, result: Any, arguments: list[Any], emit: Callable[..., Any]) -> Any:
-    """Makes a function that kernels can call. `emit(builder, *values)` generates its instructions."""
+    """Make a function that kernels can call. `emit(builder, *values)` generates its instructions."""
 
     def written(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         value = emit(builder, *values)

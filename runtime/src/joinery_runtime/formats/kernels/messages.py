@@ -19,7 +19,7 @@ _ERROR, _TOPIC, _PARTITION, _VALUE, _KEY, _OFFSET = 0, 8, 16, 24, 40, 56  # byte
 
 @inlined
 def _low(word: int) -> int:
-    """The int32 in the lower half of a word. The upper half may hold anything."""
+    """Return the int32 in the lower half of a word. The upper half may hold anything."""
     return ((word & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
 
 
@@ -39,7 +39,7 @@ def describe(
     value_bytes: Ints,
     key_bytes: Ints,
 ) -> int:
-    """Fills in the offset and timestamp of each of `count` messages, and cuts them into runs: messages of one partition
+    """Fill in the offset and timestamp of each of `count` messages, and cut them into runs: messages of one partition
     with at most `most_bytes` of values and of keys, or a single error. Returns the number of runs. Fills in where each
     starts (the element after the last run is `count`), and how many bytes its values and its keys have."""
     runs, topic, partition, failed = 0, 0, 0, True
@@ -72,7 +72,7 @@ _BITS = types.Array(types.uint8, 1, "C")
 
 @kernel(_INTS, types.int64, types.int64, types.boolean, _OFFSETS, types.int64, _BITS)
 def gather(messages: Ints, start: int, stop: int, keys: bool, offsets: np.ndarray, data: int, valid: np.ndarray) -> int:
-    """Copies the values, or the keys, of these messages one after another to the address `data`. Fills in where each
+    """Copy the values, or the keys, of these messages one after another to the address `data`. Fills in where each
     begins (int32[n + 1]), and which are not null (one bit each; `valid` is zeros). Returns the number of nulls."""
     field = _KEY if keys else _VALUE
     nulls, end = 0, 0

@@ -58,7 +58,8 @@ def skip_word(at: int, word: int, size: int) -> int:
 
 @inlined
 def plain_end(at: int, last: int, limit: int) -> int:
-    """The address of the next quote, backslash, control character or byte beyond ASCII; `last` or more without one."""
+    """Return the address of the next quote, backslash, control character or byte beyond ASCII; `last` or more without
+    one."""
     while at + 8 <= limit:
         word = load64(at)
         quotes, backslashes = word ^ _QUOTES, word ^ _BACKSLASHES
@@ -97,7 +98,7 @@ def skip_character(at: int) -> int:
 
 @part
 def string_end(at: int, last: int, limit: int) -> tuple[int, bool]:
-    """Returns, from after a string's opening quote, the address of the closing one, and whether there are escapes in
+    """Return, from after a string's opening quote, the address of the closing one, and whether there are escapes in
     between. `unescape` judges these."""
     escapes = False
     while True:
@@ -120,7 +121,7 @@ def string_end(at: int, last: int, limit: int) -> tuple[int, bool]:
 
 @part
 def _hexadecimal(at: int) -> int:
-    """Reads four hexadecimal digits; negative if one of them is not a digit."""
+    """Read four hexadecimal digits; negative if one of them is not a digit."""
     number = 0
     for offset in range(4):
         byte = load8(at + offset)
@@ -136,7 +137,7 @@ def _hexadecimal(at: int) -> int:
 
 @part
 def _escaped(letter: int) -> int:
-    r"""The character for a backslash and this letter; negative for \u or an unknown escape."""
+    r"""Return the character for a backslash and this letter; negative for \u or an unknown escape."""
     if letter == LETTER_N:
         return NEWLINE
     if letter == LETTER_T:
@@ -152,7 +153,7 @@ def _escaped(letter: int) -> int:
 
 @part
 def _encode(code: int, target: int) -> int:
-    """Writes a code point in UTF-8 and returns the address after it."""
+    """Write a code point in UTF-8 and return the address after it."""
     if code < 0x80:
         store8(target, code)
         return target + 1
@@ -174,7 +175,7 @@ def _encode(code: int, target: int) -> int:
 
 @part
 def unescape(at: int, end: int, target: int) -> int:
-    r"""Writes the string between these addresses, which `string_end` has accepted, to `target`, with escapes resolved.
+    r"""Write the string between these addresses, which `string_end` has accepted, to `target`, with escapes resolved.
     It never grows. Returns the address after what was written. Gives up half of a surrogate pair, and \u0000."""
     while at < end:
         byte = load8(at)
@@ -204,7 +205,7 @@ def unescape(at: int, end: int, target: int) -> int:
 
 @inlined
 def integer(at: int, limit: int) -> tuple[int, int]:
-    """Reads a whole number that fits int64. Returns it, and the address after it."""
+    """Read a whole number that fits int64. Returns it, and the address after it."""
     negative = load8(at) == MINUS
     if negative:
         at += 1
@@ -233,7 +234,7 @@ def integer(at: int, limit: int) -> tuple[int, int]:
 
 @part
 def number(at: int) -> tuple[int, int, int, int]:
-    """Reads any number of up to 19 digits. Returns the digits as an unsigned word without sign, how many there are, the
+    """Read any number of up to 19 digits. Returns the digits as an unsigned word without sign, how many there are, the
     power of ten by which they are multiplied (exponent -99 to 99), and the address after it. Gives up -0."""
     negative = load8(at) == MINUS
     if negative:

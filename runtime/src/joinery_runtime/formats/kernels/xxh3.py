@@ -112,7 +112,7 @@ _HASHES = types.Array(types.int64, 1, "C")
 
 @kernel(types.int64, types.int64, _HASHES)
 def hash_texts(offsets: int, data: int, hashes: npt.NDArray[np.int64]) -> bool:
-    """Fills `hashes` with the hashes of as many texts. Text i lies between the int32 at `offsets` + 4i and the next
+    """Fill `hashes` with the hashes of as many texts. Text i lies between the int32 at `offsets` + 4i and the next
     one, counted from `data`. Returns False if a text is too long; the hashes are then undefined."""
     end = load32(offsets)
     for i in range(len(hashes)):

@@ -76,7 +76,7 @@ _MS_OF_A_DAY = 86_400_000
 
 
 def type_at(schema: pa.Schema, path: Path) -> pa.DataType | None:
-    """The type of the value at a path, with dictionaries decoded; None if the path leads nowhere."""
+    """Return the type of the value at a path, with dictionaries decoded; None if the path leads nowhere."""
     if path[0] not in schema.names:
         return None
     value_type = schema.field(str(path[0])).type
@@ -107,7 +107,7 @@ def can_be(file_type: pa.DataType, target: pa.DataType) -> bool:
 
 
 def column_at(columns: pa.Table, path: Path) -> pa.Array:
-    """The value at a path in each row; null where the path leads nowhere."""
+    """Return the value at a path in each row; null where the path leads nowhere."""
     if type_at(columns.schema, path) is None:
         return pa.nulls(columns.num_rows)
     values = columns.column(str(path[0])).combine_chunks()
@@ -122,7 +122,7 @@ def column_at(columns: pa.Table, path: Path) -> pa.Array:
 
 
 def read_as(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
-    """Converts values to the column's type, for which `can_be` is true. Returns the column, and the rows whose values
+    """Convert values to the column's type, for which `can_be` is true. Returns the column, and the rows whose values
     do not fit."""
     file_type = values.type
     if kinds.is_null(file_type):
@@ -186,7 +186,7 @@ def _holds_garbled_text(value: object) -> bool:
 
 
 def _plain_text(values: pa.Array) -> pl.Series:
-    """Converts values that are not nested to text, as written in JSON or RFC 3339. A time or a day outside the years 1
+    """Convert values that are not nested to text, as written in JSON or RFC 3339. A time or a day outside the years 1
     to 9999 is its number since 1970."""
     file_type = values.type
     if kinds.is_timestamp(file_type):

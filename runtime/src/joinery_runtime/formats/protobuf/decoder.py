@@ -73,7 +73,7 @@ class _Reader:
         self._columns = [(name, _make_getter(descriptor, path)) for name, path in columns]
 
     def read(self, record: bytes) -> dict[str, Any]:
-        """Reads a record's values by column. Raises RejectedRecord."""
+        """Read a record's values by column. Raises RejectedRecord."""
         try:
             message = self._parse(record)
         except (MemoryError, OSError):  # which may be the machine's
@@ -106,7 +106,7 @@ def _make_getter(descriptor: Any, path: Path) -> Callable[[Any], Any]:
 
 
 def _value_at(message: Any, path: Path) -> Any:
-    """The value in a message at a path; None if the path leads nowhere."""
+    """Return the value in a message at a path; None if the path leads nowhere."""
     if not path:
         return _message_value(message)
     descriptor, step = message.DESCRIPTOR, path[0]
@@ -135,7 +135,7 @@ def _is_map(field: Any) -> bool:
 
 
 def _plain_value(field: Any, value: Any) -> Any:
-    """A field's value as `json_text` takes it."""
+    """Return a field's value as `json_text` takes it."""
     if _is_map(field):
         value_field = field.message_type.fields_by_name["value"]
         return {
@@ -167,8 +167,8 @@ def _message_value(message: Any) -> Any:
 
 
 def written_with(model: Input) -> Any:
-    """The schemas that the input's records name, or the message of the schema in the job. Raises SourceError if either
-    of these is not valid."""
+    """Return the schemas that the input's records name, or the message of the schema in the job. Raises SourceError if
+    either of these is not valid."""
     if model.protobuf_schema is None:
         return Schemas.of(model)
     try:
@@ -184,7 +184,7 @@ def written_with(model: Input) -> Any:
 
 
 def message_indexes(record: bytes, start: int) -> tuple[list[int], int]:
-    """Reads which message of its schema a framed record is: a count and as many positions, in zigzag varints, where a
+    """Read which message of its schema a framed record is: a count and as many positions, in zigzag varints, where a
     single zero stands for the first message. Returns the positions, and where the message begins. Raises ValueError if
     there is no such list."""
     count, at = _read_zigzag(record, start)

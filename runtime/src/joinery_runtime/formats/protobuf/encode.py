@@ -72,7 +72,7 @@ def _message_class(schema: str, imports: tuple[tuple[str, str], ...]) -> Any:
 
 
 def _read_column(message: Any, column: pa.Field) -> Any:
-    """Reads back a column's value that `ProtobufRows` has written. None if the message, of an older schema, lacks the
+    """Read back a column's value that `ProtobufRows` has written. None if the message, of an older schema, lacks the
     field."""
     field = message.DESCRIPTOR.fields_by_name.get(column.name)
     if field is None or (field.has_presence and not message.HasField(column.name)):
@@ -139,7 +139,7 @@ class ProtobufOutput(SchemaOutput):
         return self._registered_as(client, self.schema(fields, self._highest_number(client)), newest.version or 0)
 
     def _registered_as(self, client: SchemaRegistryClient, text: str, after: int) -> ProtobufRows:
-        """Registers a schema. `after` is the newest version that the schema takes into account."""
+        """Register a schema. `after` is the newest version that the schema takes into account."""
         message = self._compile_message(text, {}, "the schema of the job's columns")
         number = self.register(client, text, "PROTOBUF")
         client = self.client()  # a new client, without cached answers
@@ -162,7 +162,7 @@ class ProtobufOutput(SchemaOutput):
     def _came_before(
         self, client: SchemaRegistryClient, number: int, after: int, message: Any
     ) -> tuple[int, RegisteredSchema | None]:
-        """Returns the version of the schema with this number, and a version between `after` and it that contradicts it,
+        """Return the version of the schema with this number, and a version between `after` and it that contradicts it,
         if any. A registry that does not check compatibility accepts two schemas that both follow the same one."""
         other: RegisteredSchema | None = None
         for version in sorted(self.ask(lambda: client.get_versions(self.subject)) or ()):
@@ -217,7 +217,7 @@ class ProtobufOutput(SchemaOutput):
             raise self.problem(f"{where} is not valid", str(error).rstrip("."), todo) from error
 
     def _check_fields(self, message: Any, where: str) -> None:
-        """Checks that fields have the types of their columns, that any column may be null, and that any two columns may
+        """Check that fields have the types of their columns, that any column may be null, and that any two columns may
         have values at once."""
         for column in self.rows:
             field = message.fields_by_name.get(column.name)
@@ -246,7 +246,7 @@ class ProtobufOutput(SchemaOutput):
                 )
 
     def _highest_number(self, client: SchemaRegistryClient) -> int:
-        """The highest number that any version of the subject, deleted ones included, has used or reserved."""
+        """Return the highest number that any version of the subject, deleted ones included, has used or reserved."""
         numbers = {0}
         for message in self._version_messages(client):
             numbers.update(field.number for field in message.fields)
@@ -257,7 +257,7 @@ class ProtobufOutput(SchemaOutput):
         return max(numbers)
 
     def _version_messages(self, client: SchemaRegistryClient) -> Iterator[Any]:
-        """Yields the messages of the subject's schemas, deleted ones included."""
+        """Yield the messages of the subject's schemas, deleted ones included."""
         for version in self.ask(lambda: client.get_versions(self.subject, deleted=True)) or ():
             registered = self.ask(functools.partial(client.get_version, self.subject, version, deleted=True))
             if registered is not None and registered.schema.schema_type == "PROTOBUF":
@@ -267,7 +267,8 @@ class ProtobufOutput(SchemaOutput):
                 )
 
     def defaults(self) -> Mapping[str, Any]:
-        """The defaults of fields that lack `optional` in some version. A record with such a value may have had null."""
+        """Return the defaults of fields that lack `optional` in some version. A record with such a value may have had
+        null."""
         defaults: dict[str, Any] = {}
         for message in self._version_messages(self.client()):
             for column in self.rows:
@@ -278,8 +279,8 @@ class ProtobufOutput(SchemaOutput):
         return {name: value for name, value in defaults.items() if not _in_text(self.rows.field(name).type)}
 
     def schema(self, existing: Mapping[str, Any], highest: int | None = None) -> str:
-        """The schema of the `existing` fields (descriptors by name). If the `highest` number ever used is given, the
-        schema also has fields for the other columns."""
+        """Return the schema of the `existing` fields (descriptors by name). If the `highest` number ever used is given,
+        the schema also has fields for the other columns."""
         fields = {field.number: (_field_kind(field), name) for name, field in existing.items()}
         if highest is not None:
             new = [column for column in self.rows if column.name not in existing]
@@ -317,14 +318,14 @@ def _field_kind(field: Any) -> str:
 
 
 def _file_descriptor(message: Any) -> descriptor_pb2.FileDescriptorProto:
-    """The file that contains a message, without comments and blanks."""
+    """Return the file that contains a message, without comments and blanks."""
     file = descriptor_pb2.FileDescriptorProto()
     message.file.CopyToProto(file)
     return file
 
 
 def kind_of(column: pa.DataType) -> str:
-    """The Protobuf type as which a column is written."""
+    """Return the Protobuf type as which a column is written."""
     return _TIMESTAMP if pa.types.is_timestamp(column) else _KINDS.get(column, "string")
 
 

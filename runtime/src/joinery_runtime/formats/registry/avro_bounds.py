@@ -37,8 +37,8 @@ _judged: dict[int, tuple[Any, Mapping[str, Any] | None]] = {}
 
 
 def schema_document(text: str) -> Any:
-    """A schema's text as JSON, for the library to parse. Raises ValueError if it is nested too deep for the library,
-    which would end the process."""
+    """Return a schema's text as JSON, for the library to parse. Raises ValueError if it is nested too deep for the
+    library, which would end the process."""
     try:
         document = json.loads(text)
     except RecursionError as error:
@@ -58,7 +58,7 @@ class OutOfBounds(Exception):
 
 
 def check(record: bytes, start: int, schema: Any) -> None:
-    """Raises OutOfBounds if reading the record by this schema, as fastavro has parsed it, would be over a limit."""
+    """Raise OutOfBounds if reading the record by this schema, as fastavro has parsed it, would be over a limit."""
     judged = _judged.get(id(schema))  # one look: other threads clear it
     if judged is None:
         if len(_judged) >= _MOST_SCHEMAS:
@@ -84,8 +84,8 @@ class _Judge:
         self.risky = False  # whether an array or a map may have a surplus with each item, or there is a cycle
 
     def surplus(self, node: Any, inside: tuple[str, ...]) -> float:
-        """The most values that a value is made of, less the values that its bytes allow. It is a part of the records
-        that are named `inside`. Raises KeyError if a name is not defined."""
+        """Return the most values that a value is made of, less the values that its bytes allow. It is a part of the
+        records that are named `inside`. Raises KeyError if a name is not defined."""
         if isinstance(node, list):
             branches = [self.surplus(branch, inside) for branch in node]
             return 1 - _VALUES_PER_BYTE + max(branches, default=0)
@@ -196,7 +196,7 @@ _US = {"millis": 1_000, "micros": 1}
 
 
 def with_own_times(document: Any) -> Any:
-    """The schema, as JSON, with our names for times and dates."""
+    """Return the schema, as JSON, with our names for times and dates."""
     if isinstance(document, list):
         return [with_own_times(inner) for inner in document]
     if not isinstance(document, dict):
@@ -209,7 +209,7 @@ def with_own_times(document: Any) -> Any:
 
 
 def _or_number(read: Callable[[int], Any]) -> Callable[..., Any]:
-    """A reader as fastavro calls it, which leaves numbers alone that Python's type cannot hold."""
+    """Return a reader as fastavro calls it, which leaves numbers alone that Python's type cannot hold."""
 
     def read_if_possible(number: int, *_schemas: Any) -> Any:
         try:

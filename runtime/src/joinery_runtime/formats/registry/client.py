@@ -48,7 +48,7 @@ class Registry:
     unavailable: type[Unavailable]
 
     def client(self, properties: Mapping[str, str]) -> SchemaRegistryClient:
-        """Makes a client, which connects on first use. Raises `problem` for settings that the client rejects."""
+        """Make a client, which connects on first use. Raises `problem` for settings that the client rejects."""
         # The import takes 80 ms, which a job without a registry should not wait for.
         from confluent_kafka.schema_registry import SchemaRegistryClient  # noqa: PLC0415
 
@@ -117,7 +117,7 @@ class Registry:
         )
 
     def slow(self, request: str) -> Unavailable:
-        """The error for a registry whose answers take too long in all."""
+        """Return the error for a registry whose answers take too long in all."""
         return self._silence_error(f"{self.url} was asked for {request}")
 
     def _silence_error(self, facts: str) -> Unavailable:
@@ -129,7 +129,7 @@ class Registry:
 
 
 def _read_answer(response: Any) -> None:
-    """Reads the body of an answer (`httpx.Response`), which the client would read to its end however long it is. Raises
+    """Read the body of an answer (`httpx.Response`), which the client would read to its end however long it is. Raises
     ValueError."""
     end, pieces, size = time.monotonic() + _MOST_SECONDS, [], 0
     for piece in response.iter_bytes(_PIECE):
@@ -156,8 +156,8 @@ class UnusableReferences(Exception):
 
 
 def references_of(root: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]]) -> list[tuple[str, Any]]:
-    """The schemas that `root` refers to, each once with the name that is used for it, those first that others need.
-    `referenced` yields the schemas that a schema refers to, with their names. Raises UnusableReferences."""
+    """Return the schemas that `root` refers to, each once with the name that is used for it, those first that others
+    need. `referenced` yields the schemas that a schema refers to, with their names. Raises UnusableReferences."""
     names: dict[str, Any] = {}
     length = _add_length(root, 0)
 

@@ -47,7 +47,7 @@ class SchemaOutput(ABC):
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def registered(self) -> EncodedRows:
-        """Registers the schema, or finds it registered, once per process. Raises SinkError for rows that the format
+        """Register the schema, or find it registered, once per process. Raises SinkError for rows that the format
         cannot describe and for a schema that the registry rejects, and OutputUnavailable if it does not answer."""
         key = (type(self), self.topic, self.url, self.rows)
         if key not in _REGISTERED:
@@ -60,14 +60,14 @@ class SchemaOutput(ABC):
 
     @abstractmethod
     def _register(self) -> EncodedRows:
-        """Registers the schema. Also raises SchemaRejected."""
+        """Register the schema. Also raises SchemaRejected."""
 
     @property
     def subject(self) -> str:
         return f"{self.topic}-value"
 
     def check_names(self, language: str) -> None:
-        """Raises SinkError for columns that the format cannot name."""
+        """Raise SinkError for columns that the format cannot name."""
         wrong = [name for name in self.rows.names if not _NAME.fullmatch(name)]
         if wrong:
             todo = "Name them with `as` in select: letters, digits and _, no digit first"
@@ -77,7 +77,7 @@ class SchemaOutput(ABC):
         return self._output_registry.client(self.properties)
 
     def register(self, client: SchemaRegistryClient, text: str, kind: str) -> int:
-        """Registers a schema, and returns its number. Also raises SchemaRejected."""
+        """Register a schema, and return its number. Also raises SchemaRejected."""
         from confluent_kafka.schema_registry import Schema  # noqa: PLC0415 - see `Registry.client`
 
         number: int | None = self.ask(lambda: client.register_schema(self.subject, Schema(text, kind)))
@@ -87,7 +87,7 @@ class SchemaOutput(ABC):
         return number
 
     def ask(self, ask: Callable[[], Answer]) -> Answer | None:
-        """The registry's answer. None: it has no such thing."""
+        """Return the registry's answer. None: it has no such thing."""
         return self._output_registry.ask(ask, f"subject {self.subject}")
 
     def defaults(self) -> Mapping[str, Any]:
@@ -96,7 +96,7 @@ class SchemaOutput(ABC):
         return {}
 
     def lines(self, records: Sequence[bytes], defaults: Mapping[str, Any] = MappingProxyType({})) -> list[bytes]:
-        """Decodes framed records into lines of JSON with the rows' columns, with `defaults` for nulls. A record that is
+        """Decode framed records into lines of JSON with the rows' columns, with `defaults` for nulls. A record that is
         not such a row stays unchanged. Raises SinkError and OutputUnavailable as `registered` does."""
         rows: list[dict[str, Any]] = []
         other: dict[int, bytes] = {}
@@ -113,9 +113,9 @@ class SchemaOutput(ABC):
         return [other.get(index, line) for index, line in enumerate(lines)]
 
     def _fitting_table(self, rows: Sequence[dict[str, Any]], first: int, misfits: list[int]) -> pa.Table:
-        """A table with an empty row for each of `rows` whose values are not of the columns' types. Adds the places of
-        these, counted from `first`, to `misfits`. Halves what does not fit as a whole: Arrow takes as long for one row
-        as for many."""
+        """Return a table with an empty row for each of `rows` whose values are not of the columns' types. Adds the
+        places of these, counted from `first`, to `misfits`. Halves what does not fit as a whole: Arrow takes as long
+        for one row as for many."""
         try:
             return pa.Table.from_pylist(rows, schema=self.rows)
         except _NO_ROW:
@@ -131,11 +131,11 @@ class SchemaOutput(ABC):
 
     @abstractmethod
     def _reader(self, schema: Schema) -> Callable[[bytes], dict[str, Any]]:
-        """Makes a function that reads the values, by column, of a record written with this schema. Both raise
+        """Make a function that reads the values, by column, of a record written with this schema. Both raise
         ValueError, TypeError, LookupError or EOFError for schemas and records that are not of such rows."""
 
     def _reader_of(self, number: int) -> Callable[[bytes], dict[str, Any]]:
-        """The reader for a schema. Raises LookupError if the registry has no schema with this number."""
+        """Return the reader for a schema. Raises LookupError if the registry has no schema with this number."""
         key = (type(self), self.url, self.rows, number)
         if key not in _READERS:
             client = self.client()
@@ -155,7 +155,7 @@ class SchemaOutput(ABC):
 
 
 def without_nulls(rows: pa.Table, defaults: Mapping[str, Any]) -> pa.Table:
-    """Replaces nulls by `defaults`, which are by column."""
+    """Replace nulls by `defaults`, which are by column."""
     for name, default in defaults.items():
         index = rows.schema.get_field_index(name)
         rows = rows.set_column(index, rows.schema.field(index), pc.fill_null(rows[name], default))
@@ -163,5 +163,5 @@ def without_nulls(rows: pa.Table, defaults: Mapping[str, Any]) -> pa.Table:
 
 
 def framed(number: int) -> bytes:
-    """The bytes with which a record of this schema begins."""
+    """Return the bytes with which a record of this schema begins."""
     return b"\0" + number.to_bytes(4)

@@ -32,7 +32,7 @@ class ProtobufSchema:
         self._file = file
 
     def message_at(self, positions: Sequence[int]) -> Any:
-        """The descriptor of the message at these positions. Raises LookupError if there is none."""
+        """Return the descriptor of the message at these positions. Raises LookupError if there is none."""
         within, message = list(self._file.message_types_by_name.values()), None
         for position in positions:
             if not 0 <= position < len(within):
@@ -42,8 +42,8 @@ class ProtobufSchema:
         return message
 
     def message_named(self, name: str | None) -> Any:
-        """The descriptor of the message with this name, with or without its package. None: the file's first message.
-        Raises LookupError if there is none."""
+        """Return the descriptor of the message with this name, with or without its package. None: the file's first
+        message. Raises LookupError if there is none."""
         messages = self._file.message_types_by_name
         if name is None:
             return self.message_at([0])
@@ -63,8 +63,8 @@ def compile_schema(text: str, imports: Mapping[str, str]) -> ProtobufSchema:
 
 
 def imports_of(root: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]]) -> dict[str, str]:
-    """The texts that a registry's schema imports, directly or indirectly, by name. `referenced` yields the schemas that
-    a schema refers to, with the names that it uses for them. Raises InvalidSchema."""
+    """Return the texts that a registry's schema imports, directly or indirectly, by name. `referenced` yields the
+    schemas that a schema refers to, with the names that it uses for them. Raises InvalidSchema."""
     try:
         return {name: schema.schema_str for name, schema in references_of(root, referenced)}
     except UnusableReferences as error:

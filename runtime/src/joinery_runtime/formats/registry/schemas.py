@@ -33,7 +33,7 @@ class UnknownSchema(Exception):
 
 
 def schema_number(record: bytes) -> int:
-    """The number of the schema with which the record begins. Raises UnknownSchema if it begins otherwise."""
+    """Return the number of the schema with which the record begins. Raises UnknownSchema if it begins otherwise."""
     if record[:1] == b"\0" and len(record) >= FRAME:
         return int.from_bytes(record[1:FRAME])
     looks = "; it looks like JSON" if record[:1] == b"{" else ""
@@ -67,14 +67,15 @@ class Schemas:
 
     @classmethod
     def of(cls, model: Input) -> Schemas:
-        """The schemas of an input that names a registry. Raises SourceError for settings that the client rejects."""
+        """Return the schemas of an input that names a registry. Raises SourceError for settings that the client
+        rejects."""
         named = model.schema_registry
         assert named is not None, "only an input with one asks"
         registry = Registry(named.url, f"Input {model.name}", "schemaRegistry", SourceError, SourceUnavailable)
         return cls(registry, registry.client(named.properties))
 
     def check(self) -> None:
-        """Raises SourceUnavailable if no registry answers, and SourceError if it denies access."""
+        """Raise SourceUnavailable if no registry answers, and SourceError if it denies access."""
         self._registry.check(self._client)
 
     def kind(self, number: int) -> str:
@@ -83,12 +84,12 @@ class Schemas:
         return str(self._registered_schema(number).schema_type)
 
     def avro(self, number: int) -> AvroSchema:
-        """The Avro schema with this number. Raises UnknownSchema, SourceUnavailable if the registry does not answer,
-        and SourceError if it denies access."""
+        """Return the Avro schema with this number. Raises UnknownSchema, SourceUnavailable if the registry does not
+        answer, and SourceError if it denies access."""
         return self._schema_of(number, "AVRO", self._parse_avro)
 
     def protobuf(self, number: int) -> ProtobufSchema:
-        """The Protobuf schema with this number. Raises as `avro` does."""
+        """Return the Protobuf schema with this number. Raises as `avro` does."""
         schema: ProtobufSchema = self._schema_of(
             number,
             "PROTOBUF",
@@ -145,7 +146,7 @@ class Schemas:
         return fastavro.parse_schema(schema_document(registered.schema_str), named)
 
     def _referenced_schemas(self, registered: Any) -> Iterator[tuple[str, Any]]:
-        """Yields the schemas that a schema refers to, with the names that it uses for them."""
+        """Yield the schemas that a schema refers to, with the names that it uses for them."""
         for reference in registered.references or ():
             version = (reference.subject, reference.version)
             if version not in self._versions:

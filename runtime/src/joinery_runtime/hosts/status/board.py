@@ -103,10 +103,10 @@ class Board:
     def recording_listener(
         self, listener: JobListener, *, idle: Idle, savepoints: Savepoints, settle: bool = False
     ) -> JobListener:
-        """A listener for drivers that are about to recover. It updates this board and passes everything on. `idle`
-        names idle partitions per input; `savepoints` asks the store, from the loop's thread. With `settle` the drivers
-        finish what an earlier definition of the job planned. That proves nothing about the present one, so the job is
-        not ready yet."""
+        """Return a listener for drivers that are about to recover. It updates this board and passes everything on.
+        `idle` names idle partitions per input; `savepoints` asks the store, from the loop's thread. With `settle` the
+        drivers finish what an earlier definition of the job planned. That proves nothing about the present one, so the
+        job is not ready yet."""
         self._change_snapshot(recovered=False)
         refresh = _Throttle(REFRESH_EVERY_S, self._running)
         savepoints_due = _Throttle(SAVEPOINTS_EVERY_S, self._running)
@@ -141,7 +141,8 @@ class Board:
         return replace(listener, started=started, committed=committed, retrying=retrying, polled=polled, scaled=scaled)
 
     def outage_listener(self, listener: JobListener) -> JobListener:
-        """A listener that notes on this board what the job waits for, even at its start, and passes everything on."""
+        """Return a listener that notes on this board what the job waits for, even at its start, and passes everything
+        on."""
 
         def waiting(outage: Outage) -> None:
             self.trouble(outage.error)
@@ -155,13 +156,13 @@ class Board:
         return replace(listener, waiting=waiting, recovered=recovered)
 
     def trouble(self, error: JoineryError) -> None:
-        """Notes a problem that the job waits out."""
+        """Note a problem that the job waits out."""
         self.liveness.beat()
         with self._lock:
             self._snapshot = replace(self._snapshot, error=str(error), troubles=self._snapshot.troubles + 1)
 
     def spark(self, executors: int | None) -> None:
-        """Notes how many executors run; None: tasks run in the driver itself."""
+        """Note how many executors run; None: tasks run in the driver itself."""
         self._change_snapshot(executors=executors)
 
     def tasks(self, done: int) -> None:

@@ -64,7 +64,7 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
 
 
 def history_document(board: Board, since: int) -> HistoryDocument:
-    """The answer to `/history`, with the samples and epochs later than `since`, in ms since 1970."""
+    """Return the answer to `/history`, with the samples and epochs later than `since`, in ms since 1970."""
     snapshot, now = board.snapshot, board.wall()
     totals, description = snapshot.totals or Totals(), board.description
     names = dict.fromkeys((*totals.dropped, *(name for name, count in totals.dead.items() if count)))
@@ -121,7 +121,7 @@ def _side_statuses(snapshot: JobSnapshot) -> Iterator[SideStatus]:
 
 
 def place_of(part: str) -> tuple[int, Side]:
-    """The step (1 is the first) and the side that a part of the state belongs to."""
+    """Return the step (1 is the first) and the side that a part of the state belongs to."""
     name, _, step = part.partition(".")
     return int(step or 1), SIDES[name]
 

@@ -76,7 +76,7 @@ class Starvation:
         return now - self._since
 
     def warning(self, sample: ExecutorSample, now: float, facts: str = _FACTS) -> NoExecutors | None:
-        """The warning to give now, if any: one after the patience, and one each time it has passed again."""
+        """Return the warning to give now, if any: one after the patience, and one each time it has passed again."""
         waited = self.seconds(sample, now)
         if waited < self.patience_s or (self._warned_at is not None and now - self._warned_at < self.patience_s):
             return None
@@ -113,7 +113,7 @@ class SparkWatch:
             self._board.workers(ran=False)
 
     def poll(self, now: float) -> None:
-        """Looks once. Raises Py4JError or ConnectionError when the Java process is gone."""
+        """Look once. Raises Py4JError or ConnectionError when the Java process is gone."""
         sample = replace(sample_executors(self._context), scales_to_zero=self._scales_to_zero)
         if sample != self._last:
             self._last = sample

@@ -96,7 +96,7 @@ class MetricSamples:
         self._scalings: deque[tuple[Scaling, float]] = deque(maxlen=SCALINGS)
 
     def watch(self, running: float, wall: float, snapshot: JobSnapshot) -> None:
-        """Takes a sample when one is due. Takes none before the job's totals are known, or rates would jump."""
+        """Take a sample when one is due. Takes none before the job's totals are known, or rates would jump."""
         if snapshot.totals is None or (self._recent and running - self._recent[-1][0] < SAMPLE_EVERY_S):
             return
         with self._lock:
@@ -126,7 +126,7 @@ class MetricSamples:
             self._scalings.append((scaling, at))
 
     def samples(self, since: int) -> tuple[Sample, ...]:
-        """The samples later than `since` (ms since 1970), oldest first."""
+        """Return the samples later than `since` (ms since 1970), oldest first."""
         with self._lock:
             return tuple(sample for _, sample in (*self._older, *self._recent) if sample.at > since)
 
@@ -156,7 +156,8 @@ def _take_sample(snapshot: JobSnapshot, wall: float) -> Sample:
 
 
 def slowest(snapshot: JobSnapshot, wall: float) -> Iterator[PartitionSample]:
-    """The partitions with the lowest event times of each input that has not ended; those without a row come first."""
+    """Yield the partitions with the lowest event times of each input that has not ended; those without a row come
+    first."""
     for name, state in snapshot.inputs.items():
         if state.progress.ended:
             continue

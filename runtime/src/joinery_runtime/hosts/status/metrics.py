@@ -20,7 +20,7 @@ from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms, waterm
 
 
 def registry_of(board: Board, revision: str = "") -> CollectorRegistry:
-    """A registry with the metrics of this board only."""
+    """Return a registry with the metrics of this board only."""
     registry = CollectorRegistry()
     registry.register(_Families(board, revision))
     registry.register(board.epoch_seconds)

@@ -66,7 +66,7 @@ class StatusAddress(NamedTuple):
 
 @contextmanager
 def serve_status(board: Board, port: int, host: str = _LOOPBACK) -> Iterator[StatusAddress]:
-    """Serves the board on one address and on loopback, to which `kubectl port-forward` connects in a pod. Port 0 asks
+    """Serve the board on one address and on loopback, to which `kubectl port-forward` connects in a pod. Port 0 asks
     for a free one. Raises EnvironmentProblem."""
     with _serve_answers(_Pages(board, os.environ.get(REVISION, "")).answer, port, host) as (address, opened):
         yield StatusAddress(opened, f"http://{_reachable_host(address)}:{opened}/")
@@ -80,7 +80,7 @@ def _reachable_host(address: IPv4Address | IPv6Address) -> str:
 
 @contextmanager
 def migration_served() -> Iterator[Callable[[int], None]]:
-    """Yields a function that takes how many segments a migration has written, and serves that number. Serves nothing if
+    """Yield a function that takes how many segments a migration has written, and serve that number. Serves nothing if
     the environment names no port. Raises EnvironmentProblem."""
     port = os.environ.get("JOINERY_STATUS_PORT")
     done, revision = 0, os.environ.get(REVISION, "")
@@ -236,4 +236,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
-        """Logs nothing: probes come every few seconds."""
+        """Log nothing: probes come every few seconds."""

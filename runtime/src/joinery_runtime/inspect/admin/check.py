@@ -35,7 +35,7 @@ _CLOCK = Clock(time.monotonic, time.sleep)
 
 
 def check_job(job: Job, clock: Clock = _CLOCK) -> StateCheck:
-    """Checks the job, and writes nothing. With `upgrade.mode: shadow`, also compares a job that fits with the one that
+    """Check the job, and write nothing. With `upgrade.mode: shadow`, also compares a job that fits with the one that
     runs, for as long as that one takes for its epochs. Raises JoineryError if the state cannot be read."""
     target = migrations.CURRENT_STATE_VERSION
     if job.spec.state_store.memory is not None:
@@ -126,7 +126,7 @@ def _state_check(
 
 
 def message(check: StateCheck) -> str:
-    """The check as JSON of at most MESSAGE_BYTES. If it is longer, leaves out the last texts and shortens the
+    """Return the check as JSON of at most MESSAGE_BYTES. If it is longer, leaves out the last texts and shortens the
     others."""
     text = check.model_dump_json(by_alias=True)
     for length in _SHORTER:

@@ -85,7 +85,7 @@ def rehearsal_lines(name: str, done: Rehearsal) -> Iterator[str]:
 
 
 def report_rewrites(chain: Mapping[int, Migration], report: Callable[[int], None]) -> Mapping[int, Migration]:
-    """The same chain, but the last step that rewrites segments reports how many it has rewritten."""
+    """Return the same chain, but the last step that rewrites segments reports how many it has rewritten."""
     rewriting = [version for version, step in chain.items() if step is not migrations.unchanged]
     if not rewriting:
         return chain
@@ -110,7 +110,7 @@ def migrate_job(
     report: Callable[[int], None] = lambda _: None,
     candidate: OwnerCandidate | None = None,
 ) -> Migrated:
-    """Takes the next generation, which fences older drivers, pins the state, and migrates or drops it. May be repeated
+    """Take the next generation, which fences older drivers, pin the state, and migrate or drop it. May be repeated
     after an interruption, and after the new driver has committed; then it changes nothing. Calls `report` with the
     number of segments written so far. `candidate` is who acquires the state. Raises JoineryError.
 
@@ -163,7 +163,7 @@ def _start_anew(
 
 
 def _completion_test(record: JobRecord, *, drop_state: bool) -> Callable[[StoredSavepoint], bool]:
-    """Returns a test whether what a savepoint was made for is done, as far as the record shows."""
+    """Return a test whether what a savepoint was made for is done, as far as the record shows."""
     chain, target = migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION
 
     def done(pin: StoredSavepoint) -> bool:
@@ -203,7 +203,7 @@ class StateMove:
 
 
 def move(job: Job, store: PostgresStore, to: str | None, schema: str | None, *, dry_run: bool) -> StateMove:
-    """Moves the state. After a JoineryError, a move that has begun can be repeated."""
+    """Move the state. After a JoineryError, a move that has begun can be repeated."""
     dsn = to or os.environ.get(DSN_VARIABLE)
     if not dsn:
         raise JoineryError("It is not said where to", todo=f"Give --to DSN, or set {DSN_VARIABLE}")

@@ -103,7 +103,7 @@ class StateListing:
 
 
 def list_states(dsn: str, schema: str, owners: Sequence[StateOwner] | None, cluster: str | None) -> StateListing:
-    """Compares the states in a database with a cluster's resources. Without `cluster`, the cluster is that of each
+    """Compare the states in a database with a cluster's resources. Without `cluster`, the cluster is that of each
     state whose owner is among the resources. Raises JoineryError."""
     with closing(ReadOnlyStore(dsn, schema)) as store:
         if not store.schema_version():
@@ -143,7 +143,7 @@ def list_states(dsn: str, schema: str, owners: Sequence[StateOwner] | None, clus
 
 
 def read_resources(path: Path) -> list[StateOwner]:
-    """Reads the resources that LIST_COMMAND has printed into a file. Raises JoineryError."""
+    """Read the resources that LIST_COMMAND has printed into a file. Raises JoineryError."""
     try:
         text = path.read_text(encoding="utf-8")
         return [

@@ -81,7 +81,7 @@ def reset_command(
 
 
 def drop_plan_command(job: Job, *, dry_run: bool, say: Callable[[str], None]) -> None:
-    """Drops the pending plan and changes nothing else, unless `dry_run`. Raises JoineryError."""
+    """Drop the pending plan and change nothing else, unless `dry_run`. Raises JoineryError."""
     job = durable(job)
     with open_store(job, say) as opened:
         record = record_of(job, opened.store)
@@ -146,7 +146,7 @@ def reset_watermark_command(
 
 
 def _find_input(job: Job, name: str) -> Input:
-    """The input or union of that name; the union for one of its branches."""
+    """Return the input or union of that name; the union for one of its branches."""
     inputs = {side.name: side for side in job.inputs}
     of_branches = {part.name: side for side in job.inputs for part in side.parts}
     if name not in inputs and name in of_branches:
@@ -159,8 +159,8 @@ def _find_input(job: Job, name: str) -> Input:
 
 
 def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) -> BrokerOffsets:
-    """The broker's offsets of the input's topics; for a topic pattern, of the topics that were read. Raises SourceError
-    if there is no topic or no broker."""
+    """Return the broker's offsets of the input's topics; for a topic pattern, of the topics that were read. Raises
+    SourceError if there is no topic or no broker."""
     cluster = Cluster.of(name, kafka)
     admin = KafkaMetadata(cluster)
     read = {ref.topic for ref in state.positions if not of_files(ref)}
@@ -186,7 +186,8 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
 
 
 def _input_state(record: JobRecord, name: str, *, drop_planned: bool) -> InputState:
-    """The input's stored state or, before the first commit, the start positions of the plan that is to be dropped."""
+    """Return the input's stored state or, before the first commit, the start positions of the plan that is to be
+    dropped."""
     if name in record.offsets:
         return InputState.from_bytes(name, record.offsets[name])
     if record.plan is not None and drop_planned:
@@ -216,7 +217,7 @@ def _planned_refusal(record: JobRecord) -> JoineryError:
 
 
 def offset_report(name: str, reset: Reset) -> Iterator[str]:
-    """Yields a line per partition, and what the change means."""
+    """Yield a line per partition, and what the change means."""
     rows = [("partition", "stored", "new", "records", "broker has")]
     for change in reset.changes:
         if change.stored is None:

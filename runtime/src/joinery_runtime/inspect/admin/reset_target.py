@@ -83,7 +83,7 @@ class Reset:
 
 
 def parse_target(to: Literal["earliest", "latest"] | None, to_time: str | None, to_offset: Sequence[str]) -> Target:
-    """Parses the target. Raises JoineryError unless exactly one option is given and valid."""
+    """Parse the target. Raises JoineryError unless exactly one option is given and valid."""
     if (to is not None) + (to_time is not None) + bool(to_offset) != 1:
         raise JoineryError(
             "It is not clear where the input is to be set to",
@@ -109,7 +109,7 @@ def parse_target(to: Literal["earliest", "latest"] | None, to_time: str | None, 
 
 
 def parse_time(option: str, text: str) -> int:
-    """Parses a time. Raises JoineryError, which names the option."""
+    """Parse a time. Raises JoineryError, which names the option."""
     try:
         return _TIME.validate_python(int(text) if _DIGITS.fullmatch(text) else text)
     except ValidationError as error:

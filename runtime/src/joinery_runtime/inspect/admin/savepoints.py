@@ -45,7 +45,7 @@ def savepoint_result(savepoint: StoredSavepoint) -> SavepointResult:
 
 
 def delete(store: StateStore, job: Job, name: str, *, idempotent: bool = False) -> None:
-    """Deletes a savepoint. Raises StateError if there is no such job or savepoint, unless `idempotent`."""
+    """Delete a savepoint. Raises StateError if there is no such job or savepoint, unless `idempotent`."""
     if not idempotent:
         record_of(job, store)
     elif store.record(job.name) is None or name not in {pin.name for pin in store.savepoints(job.name)}:
@@ -54,7 +54,7 @@ def delete(store: StateStore, job: Job, name: str, *, idempotent: bool = False) 
 
 
 def check_name(name: str) -> None:
-    """Raises JoineryError for a name that a new savepoint cannot have."""
+    """Raise JoineryError for a name that a new savepoint cannot have."""
     if not 0 < len(name) <= LONGEST_NAME:
         raise JoineryError(
             "A savepoint cannot have this name",
@@ -92,7 +92,7 @@ class Repeat:
 
 
 def repeats(store: StateStore, job: Job, name: str) -> Repeat:
-    """What a return to the savepoint would repeat. Raises StateError if there is no such savepoint."""
+    """Return what a return to the savepoint would repeat. Raises StateError if there is no such savepoint."""
     record = record_of(job, store)
     pins = {pin.name: pin for pin in store.savepoints(job.name)}
     if name not in pins:
@@ -128,7 +128,7 @@ class RolledBack:
 
 
 def roll_back(store: StateStore, job: str, name: str) -> RolledBack:
-    """Rolls the state back to the savepoint. May be repeated, even after the earlier release has resumed. Raises
+    """Roll the state back to the savepoint. May be repeated, even after the earlier release has resumed. Raises
     StateError.
 
     Also ends a rollout that never began: its first container may come late, from a node that was cut off.
@@ -184,7 +184,7 @@ def restore(store: StateStore, job: Job, name: str) -> Repeat:
 
 
 def stored_text(store: PostgresStore, job: str) -> str | None:
-    """What the store has of the job, in words; None if it has nothing."""
+    """Return what the store has of the job, in words; None if it has nothing."""
     new_location = store.moved_to(job)
     if new_location is not None:
         return f"it was moved to {new_location}, or a move there has begun"

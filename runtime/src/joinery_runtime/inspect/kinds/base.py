@@ -53,7 +53,7 @@ class EpochTimes:
         return cls(watermarks, horizons, reached, output_watermarks)
 
     def watermark_of(self, step: StepSpec) -> Watermark:
-        """The watermark by which the only side of the step is judged."""
+        """Return the watermark by which the only side of the step is judged."""
         return self.output_watermarks.get(step.number, self.watermarks)[step.sides[0].time]
 
     @staticmethod

@@ -43,7 +43,7 @@ class IntervalDescription(JoinDescription[IntervalJoin]):
         return self._watermark_text(row.side, row.ts, epoch_times)
 
     def _last_partner(self, side: int, ts: int) -> tuple[int, int]:
-        """The latest event time of partners of a row at `ts`, and by how much (ms) they may be late."""
+        """Return the latest event time of partners of a row at `ts`, and by how much (ms) they may be late."""
         late = 0 if self.step.sides[1 - side].intake.chained else self.kind.allowed_lateness
         return ts + self.kind.partner_bounds(side)[1], late
 

@@ -107,7 +107,7 @@ class SessionTimers:
         return self.step.sides[0].time
 
     def goes_out_above(self, last: int) -> int:
-        """Returns the watermark above which a session is emitted, unless it grows (S4, S5)."""
+        """Return the watermark above which a session is emitted, unless it grows (S4, S5)."""
         return last + self.sessions.gap + (self.sessions.allowed_lateness if self.sessions.drop_late else 0)
 
     def forgotten_above(self, last: int) -> int:

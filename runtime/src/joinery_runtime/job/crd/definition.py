@@ -89,7 +89,7 @@ _COLUMNS: Mapping[type[BaseModel], Sequence[Mapping[str, object]]] = {
 
 
 def file_name(kind: ResourceKind) -> str:
-    """The name of the file, as in other CRD generators: `joinery.dev_streamjoins.yaml`."""
+    """Return the name of the file, as in other CRD generators: `joinery.dev_streamjoins.yaml`."""
     return f"{_GROUP}_{kind.plural}.yaml"
 
 
@@ -161,7 +161,7 @@ def _resource(kind: ResourceKind) -> Schema:
 
 
 def _bare(schema: Any) -> Any:
-    """The schema without rules and defaults."""
+    """Return the schema without rules and defaults."""
     if isinstance(schema, list):
         return [_bare(part) for part in schema]
     if not isinstance(schema, dict):
@@ -176,7 +176,7 @@ def _bare(schema: Any) -> Any:
 
 
 def _merged(left: Schema, right: Schema) -> Schema:
-    """The schema that allows what either allows, for two that differ in fields and bounds."""
+    """Return the schema that allows what either allows, for two that differ in fields and bounds."""
     merged = {**right, **left}
     if "properties" in merged:
         fields = {**right.get("properties", {}), **left.get("properties", {})}

@@ -86,7 +86,7 @@ class Message(Model):
 
 
 def _without_unknown_fields(model: type[Model]) -> Any:
-    """A validator that drops fields which this release does not know, for a model that is strict elsewhere."""
+    """Return a validator that drops fields which this release does not know, for a model that is strict elsewhere."""
     names = {name for key, field in model.model_fields.items() for name in (key, field.alias)}
 
     def drop(value: object) -> object:

@@ -43,8 +43,8 @@ _DECIMAL = r"decimal\(\s*[0-9]{1,9}\s*,\s*[0-9]{1,9}\s*\)"
 
 
 def duration(minimum: int | None) -> Schema:
-    """The schema of a Go duration; a `minimum` of 0 or more also rejects negative text. Numbers have bounds too: a
-    stored resource may have one."""
+    """Return the schema of a Go duration; a `minimum` of 0 or more also rejects negative text. Numbers have bounds too:
+    a stored resource may have one."""
     sign = "[+-]?" if minimum is None else r"\+?"
     return {
         **INT_OR_STRING,
@@ -55,8 +55,8 @@ def duration(minimum: int | None) -> Schema:
 
 
 def scalar() -> Schema:
-    """The schema of text, a number or a boolean, as settings are written. Kubernetes has no such type: the value may be
-    anything, but contradictory bounds on the number of entries exclude mappings and lists."""
+    """Return the schema of text, a number or a boolean, as settings are written. Kubernetes has no such type: the value
+    may be anything, but contradictory bounds on the number of entries exclude mappings and lists."""
     return {
         "x-kubernetes-preserve-unknown-fields": True,
         "maxLength": MAX_TEXT,
@@ -65,7 +65,8 @@ def scalar() -> Schema:
 
 
 def list_map(key: str) -> Schema:
-    """The schema of a list whose entries differ in `key`: the API server rejects duplicates, and merges by the key."""
+    """Return the schema of a list whose entries differ in `key`: the API server rejects duplicates, and merges by the
+    key."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 

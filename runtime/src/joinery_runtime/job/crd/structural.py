@@ -47,7 +47,8 @@ Models = Mapping[str, type[BaseModel]]
 
 
 def object_schema(model: type[BaseModel]) -> Schema:
-    """The model's fields by their YAML names. Unknown fields need no mention: the API server rejects or prunes them."""
+    """Return the model's fields by their YAML names. Unknown fields need no mention: the API server rejects or prunes
+    them."""
     raw = model.model_json_schema(by_alias=True)
     models = {nested.__name__: nested for info in model.model_fields.values() for nested in _models(info.annotation)}
     docstrings = dict(_docstrings(model))
@@ -65,7 +66,7 @@ def object_schema(model: type[BaseModel]) -> Schema:
 
 
 def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, Schema]]:
-    """The texts under the fields of the model, as descriptions.
+    """Yield the texts under the fields of the model, as descriptions.
 
     pydantic's `use_attribute_docstrings` reads the source of each model whenever it is imported, which took an eighth
     of a job's start."""
@@ -79,7 +80,7 @@ def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, Schema]]:
 
 @cache
 def _classes(module: str) -> Mapping[str, ast.ClassDef]:
-    """The classes of a module's source by qualified name."""
+    """Return the classes of a module's source by qualified name."""
 
     def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
         for child in ast.iter_child_nodes(node):
@@ -93,7 +94,7 @@ def _classes(module: str) -> Mapping[str, ast.ClassDef]:
 
 
 def description(text: str, limit: int = _DESCRIPTION) -> str:
-    """A docstring with names as in YAML: its first sentence, and those after it that fit the limit."""
+    """Return a docstring with names as in YAML: its first sentence, and those after it that fit the limit."""
     text = _SNAKE.sub(lambda match: f"`{to_camel(match[1])}`", _OF_THE_CODE.sub("", " ".join(text.split())))
     short, *more = re.split(r"(?<=[.])\s+(?=[A-Z`])", text)
     for sentence in more:
@@ -152,9 +153,9 @@ def _translated(raw: Schema, models: Models) -> Schema:
 
 
 def _union(branches: list[Schema], models: Models) -> Schema:
-    """The schema of words or mappings, for which Kubernetes has no type: the value may be anything, and validations
-    narrow it. Validations of mappings also hold for any other value (`required` says nothing about text), so each
-    branch has to require a mapping itself, by requiring at least one entry."""
+    """Return the schema of words or mappings, for which Kubernetes has no type: the value may be anything, and
+    validations narrow it. Validations of mappings also hold for any other value (`required` says nothing about text),
+    so each branch has to require a mapping itself, by requiring at least one entry."""
     words = [word for branch in branches for word in branch.get("enum", [branch.get("const")]) if word is not None]
     mappings = [_translated(branch, models) for branch in branches if "$ref" in branch]
     return {
@@ -169,7 +170,7 @@ def _union(branches: list[Schema], models: Models) -> Schema:
 
 
 def _sized(schema: Schema) -> Schema:
-    """The schema with an upper bound, if it has none of its own."""
+    """Return the schema with an upper bound, if it has none of its own."""
     if schema.get("type") == "string" and not schema.keys() & {"enum", "format"}:
         return {**schema, "maxLength": schema.get("maxLength", MAX_TEXT)}
     if schema.get("type") == "array":
@@ -180,8 +181,8 @@ def _sized(schema: Schema) -> Schema:
 
 
 def _described(raw: Schema, info: FieldInfo | None = None) -> Schema:
-    """The description with the field's default and an example, as people write them, because `kubectl explain` shows
-    neither by itself."""
+    """Return the description with the field's default and an example, as people write them, because `kubectl explain`
+    shows neither by itself."""
     if "description" not in raw:
         return {}
     value = None if info is None else info.default
@@ -195,7 +196,7 @@ def _described(raw: Schema, info: FieldInfo | None = None) -> Schema:
 
 
 def flow(value: Any) -> str:
-    """The value in one line of YAML."""
+    """Return the value in one line of YAML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{flow(key)}: {flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -207,7 +208,7 @@ def flow(value: Any) -> str:
 
 
 def _metadata(info: FieldInfo) -> Iterator[Any]:
-    """The annotations of the field and, if it may be None, those of its value."""
+    """Yield the annotations of the field and, if it may be None, those of its value."""
     yield from info.metadata
     inner = get_args(info.annotation)
     for branch in inner if type(None) in inner else ():

@@ -89,7 +89,8 @@ def _kind(draft: JobDraft) -> type[WindowKind] | None:
 
 
 def _emitted_columns(draft: JobDraft) -> Mapping[str, ColumnType | None] | None:
-    """The columns of the inputs that the steps emit (E1) by `<input>.<column>`; None while a mistake hides one."""
+    """Return the columns of the inputs that the steps emit (E1) by `<input>.<column>`; None while a mistake hides
+    one."""
     if len(draft.by_name) != len(draft.inputs) or any(source.types is None for source in draft.inputs):
         return None
     return {
@@ -115,7 +116,7 @@ def _window(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _counted_time(draft: JobDraft, at: Loc, words: tuple[str, str]) -> Iterator[Finding]:
-    """Requires that the input whose event time counts, which the field `at` names, is in every row that the joins make.
+    """Require that the input whose event time counts, which the field `at` names, is in every row that the joins make.
     `words` say what would happen otherwise, and in what a row without an event time is."""
     if len(draft.by_name) != len(draft.inputs) or not draft.inputs:
         return

@@ -37,7 +37,7 @@ def refusals(old: Signed, new: Signed) -> Iterator[str]:
 
 
 def warnings(old: Signed, new: Signed) -> Iterator[str]:
-    """What stays gone, or is lost, if the state can be used."""
+    """Yield what stays gone, or is lost, if the state can be used."""
     if new["kind"] == "SessionWindow":
         yield from aggregate_warnings(old, new)
         return
@@ -174,7 +174,7 @@ def _key(columns: list[str] | None) -> str:
 
 
 def _steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:
-    """Yields each step as it was and as it is, and words for its place in a chain."""
+    """Yield each step as it was and as it is, and words for its place in a chain."""
     for number, (was, now) in enumerate(zip(old["steps"], new["steps"], strict=False), start=1):
         yield was, now, f" (step {number})" if len(new["steps"]) > 1 else ""
 
@@ -211,7 +211,8 @@ def _keys(step: Signed) -> str:
 
 
 def _sides(now: Signed, new: Signed, number: int) -> Mapping[str, str]:
-    """The prefix of a stored column's name on each side of a step; empty if its input's name is already part of it."""
+    """Return the prefix of a stored column's name on each side of a step; empty if its input's name is already part of
+    it."""
     return {"left": "" if number > 0 else f"{new['inputs'][0]['name']}.", "right": f"{now['right']}."}
 
 
@@ -236,7 +237,7 @@ _WIDENS = {
 
 
 def _step_warnings(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str]:
-    """Yields wider bounds and longer retention, which bring nothing back, rows that are not emitted any more, and new
+    """Yield wider bounds and longer retention, which bring nothing back, rows that are not emitted any more, and new
     columns."""
     for field, (words, direction) in _WIDENS.items():
         if field in now and (now[field] - was[field]) * direction > 0:

@@ -28,7 +28,7 @@ from joinery_runtime.job.model.wording import listed
 
 
 def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[StepPlan, ...]:
-    """The plans of the steps. `stored` names the columns that segments keep, per part of the state."""
+    """Return the plans of the steps. `stored` names the columns that segments keep, per part of the state."""
     behind = [
         _ranking_plan(job, step, number, part, stored[part])
         if isinstance(step, RankingKind)
@@ -45,8 +45,8 @@ def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[St
 
 
 def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, part: str, stored: Sequence[str]) -> StepPlan:
-    """The plan of step `number` (0 is the first), which emits some of the rows of the step before. The `part` of the
-    state keeps the columns `stored`."""
+    """Return the plan of step `number` (0 is the first), which emits some of the rows of the step before. The `part` of
+    the state keeps the columns `stored`."""
     read = _rows_before(job, number)
     time = job.aggregated_time if read.of_windows else job.ranked_time(ranking)
     watermark = _watermark(time, number)
@@ -76,7 +76,7 @@ def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, part: str,
 
 
 def _aggregate_plan(job: StreamJoin, aggregation: Aggregation, number: int, part: str) -> StepPlan:
-    """The plan of step `number` (0 is the first), which aggregates the rows of the step before."""
+    """Return the plan of step `number` (0 is the first), which aggregates the rows of the step before."""
     time, read = job.aggregated_time, _rows_before(job, number)
     then = job.aggregation.then if job.aggregation is not None and read.of_windows else None
     aggregated = Aggregated(
@@ -118,12 +118,13 @@ def _rows_before(job: StreamJoin, number: int) -> _RowsBefore:
 
 
 def _steps_before(job: StreamJoin, number: int) -> list[RankingKind | Aggregation]:
-    """The steps behind the joins and before step `number`."""
+    """Return the steps behind the joins and before step `number`."""
     return list(job.behind_joins.values())[: number - len(job.joins)]
 
 
 def _watermark(time: str, number: int) -> str:
-    """The name of the watermark of the input `time` that step `number` sees: that of the step before, or its own."""
+    """Return the name of the watermark of the input `time` that step `number` sees: that of the step before, or its
+    own."""
     return f"wm({time} after step {number})" if number else f"wm({time})"
 
 
@@ -235,7 +236,8 @@ def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:
 
 
 def _stored(job: StreamJoin, name: str, *, chained: bool) -> list[Reference]:
-    """The stored columns of an input. Its event time is a column of the engine, unless it came through a step."""
+    """Return the stored columns of an input. Its event time is a column of the engine, unless it came through a
+    step."""
     used, side = _used(job), job.input(name)
     every = [Reference(name, column) for column in side.types if chained or column != side.event_time]
     computed = [key for key in job.computed_keys if key.input == name]
@@ -243,7 +245,7 @@ def _stored(job: StreamJoin, name: str, *, chained: bool) -> list[Reference]:
 
 
 def _used(job: StreamJoin) -> set[Reference] | None:
-    """The columns that the job uses; None if an expression may use any column."""
+    """Return the columns that the job uses; None if an expression may use any column."""
     if job.has_expressions:
         return None
     keys = {ref for step in job.joins for pair in job.keys_of(step) for ref in (pair.left, pair.right)}

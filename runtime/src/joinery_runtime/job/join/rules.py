@@ -48,7 +48,7 @@ def _broken(data: Mapping[str, Any]) -> list[Finding]:
 
 
 def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
-    """Applies the rules to what the SQL stands for; each finding is at the SQL."""
+    """Apply the rules to what the SQL stands for; each finding is at the SQL."""
     spec = data["spec"]
     for name in _FROM_SQL:
         if spec.get(name):
@@ -100,7 +100,7 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
 def _with_unions(
     data: Mapping[str, Any], sources: Sequence[InputDraft], sql: str
 ) -> tuple[Mapping[str, Any], Mapping[Loc, str], Mapping[str, str]]:
-    """The resource with the unions of the SQL behind those of `unions`, words for the places in `spec` that only
+    """Return the resource with the unions of the SQL behind those of `unions`, words for the places in `spec` that only
     the SQL has, and by alias the inputs that branches read again, which are the last inputs of the resource."""
     columns = [(source.name, tuple(source.types)) for source in sources if source.name and source.types is not None]
     written, sql_unions = items(data, "spec", "unions"), unions_of(sql, tuple(columns))
@@ -136,7 +136,7 @@ def _with_unions(
 def _fitting_translation(
     data: Mapping[str, Any], sql: str, tables: tuple[SqlInput, ...], beside: str | None
 ) -> Translation:
-    """What the SQL stands for, with columns of stars named as `fitting_stars` says."""
+    """Return what the SQL stands for, with columns of stars named as `fitting_stars` says."""
     written_outputs = [output for _, output in output_rules.outputs(data)]
     mentioned = {name for name in output_rules.row_columns(data) if isinstance(name, str)}
     mentioned |= words_of(text for output in written_outputs if isinstance(text := output.get("when"), str))
@@ -177,12 +177,12 @@ def _repeated_unions(draft: JobDraft, translation: Translation) -> Iterator[str]
 
 
 def words_of(conditions: Iterable[str]) -> set[str]:
-    """The words of SQL conditions: among them the names of their columns."""
+    """Return the words of SQL conditions: among them the names of their columns."""
     return {word for text in conditions for word in re.findall(r"\w+", text)}
 
 
 def _ranking_problems(written: Any, ranking: SqlRanking) -> Iterator[Finding]:
-    """What is wrong with the field beside `sql` that says the rest of what ROW_NUMBER stands for."""
+    """Yield what is wrong with the field beside `sql` that says the rest of what ROW_NUMBER stands for."""
     at: Loc = ("spec", ranking.field)
     if written is None and ranking.field == Deduplication.field:
         facts = "is missing: ROW_NUMBER does not say for how long repeats of a row are known (rule D1)"

@@ -124,7 +124,7 @@ def _name(item: object) -> str | None:
 
 
 def _every_column(draft: JobDraft) -> Iterator[str]:
-    """Yields the default names of all columns; nothing unless every column is known."""
+    """Yield the default names of all columns; nothing unless every column is known."""
     if not draft.all_named or any(source.types is None for source in draft.inputs):
         return
     columns = {name: tuple(source.types or ()) for name, source in draft.by_name.items() if name not in draft.absent}
@@ -140,7 +140,7 @@ def _every_column(draft: JobDraft) -> Iterator[str]:
 
 
 def _engine_columns(draft: JobDraft) -> tuple[str, ...]:
-    """The columns that rows have beside those of inputs."""
+    """Return the columns that rows have beside those of inputs."""
     if rankings := _rankings(draft):
         return tuple(name for kind in rankings for name in kind.adds)
     return WINDOW_COLUMNS if _is_windowed(draft) else ()

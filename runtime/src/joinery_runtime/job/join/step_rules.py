@@ -44,7 +44,7 @@ def _number_of_steps(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _inputs_of_steps(draft: JobDraft) -> Iterator[Finding]:
-    """Checks that the chain starts at the first input, and that each other input is the right side of one step."""
+    """Check that the chain starts at the first input, and that each other input is the right side of one step."""
     wrong = False
     for step in draft.steps:
         name = step.data.get("right")
@@ -132,7 +132,7 @@ def _expression_problems(text: str, tree: exp.Expr, step: StepDraft) -> Iterator
 
 
 def _columns_of(step: StepDraft) -> Columns:
-    """The columns that the step's keys can name."""
+    """Return the columns that the step's keys can name."""
     return {source.name or "": source.types or {} for source in (*step.left, step.right) if source is not None}
 
 
@@ -261,7 +261,7 @@ def _steps_behind_the_last(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _counted_from(draft: JobDraft) -> Iterator[Finding]:
-    """Checks that a step counts from the time of an input that was joined before, and whose time the steps before
+    """Check that a step counts from the time of an input that was joined before, and whose time the steps before
     bound."""
     unbounded: set[str] = set()
     for step in draft.steps:

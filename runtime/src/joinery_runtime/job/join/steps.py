@@ -101,6 +101,6 @@ SIDES = ("left", "right")
 
 
 def part_names(step_index: int) -> tuple[str, str]:
-    """The parts of the state that hold a step's left and right rows: `left` and `right`, then `left.2`, ..."""
+    """Return the parts of the state that hold a step's left and right rows: `left` and `right`, then `left.2`, ..."""
     left, right = SIDES if step_index == 0 else (f"{side}.{step_index + 1}" for side in SIDES)
     return left, right

@@ -54,7 +54,7 @@ _ANY_RANKING = TypeVar("_ANY_RANKING", bound=RankingKind)
 
 
 def _example(name: str) -> dict[str, Any]:
-    """An input."""
+    """Return an input."""
     return {
         "name": name,
         "kafka": {"bootstrapServers": "kafka:9092", "topic": name},
@@ -246,12 +246,12 @@ class StreamJoin(Job):
         return (*self.spec.unions, *(InputUnion.model_validate(union.entry) for union in self._sql_unions))
 
     def left_inputs(self, step_index: int) -> tuple[str, ...]:
-        """The inputs whose rows the left side of a step holds: the first one, then what the steps before joined and
-        emit (E1)."""
+        """Return the inputs whose rows the left side of a step holds: the first one, then what the steps before joined
+        and emit (E1)."""
         return (self.inputs[0].name, *(step.right for step in self.joins[:step_index] if step.emits_right))
 
     def keys_of(self, step: JoinStep) -> tuple[KeyPair, ...]:
-        """The step's equalities in order; none for a join on time only (J9)."""
+        """Return the step's equalities in order; none for a join on time only (J9)."""
         return key_pairs(step.keys, {side.name: side.types for side in self.inputs})
 
     @property
@@ -308,7 +308,7 @@ class StreamJoin(Job):
         return top.ordered_by(selected)
 
     def _ranking_of(self, kind: type[_ANY_RANKING]) -> _ANY_RANKING | None:
-        """The ranking of this kind; ROW_NUMBER in `spec.sql` may say some of its fields or all."""
+        """Return the ranking of this kind; ROW_NUMBER in `spec.sql` may say some of its fields or all."""
         written = next((field for field in (self.spec.deduplicate, self.spec.top_n) if isinstance(field, kind)), None)
         sql = self._from_sql
         if sql is None or sql.ranking is None or sql.ranking.field != kind.field:
@@ -340,7 +340,7 @@ class StreamJoin(Job):
         return counted_from or self.inputs[0].name
 
     def ranked_time(self, ranking: RankingKind) -> str:
-        """The input whose event time counts for one of the rankings."""
+        """Return the input whose event time counts for one of the rankings."""
         return ranking.of or self.inputs[0].name
 
     @property
@@ -610,14 +610,14 @@ class StreamJoin(Job):
         return {f"{side}.{column}": name for (name, side, column), (by_rule, *_) in both if name != by_rule}
 
     def with_stored_names(self, names: StoredNames) -> Self:
-        """The job with the names of its columns that were stored with its state."""
+        """Return the job with the names of its columns that were stored with its state."""
         named = self.model_copy()
         named._stored_names = names
         return named
 
     def with_stored_stars(self, names: Collection[str]) -> Self:
-        """The job with the names that the columns of its stars have among these `names` of the stored ones, if they
-        have any there."""
+        """Return the job with the names that the columns of its stars have among these `names` of the stored ones, if
+        they have any there."""
         if self.spec.sql is None:
             return self
         by_input, by_side = ({*self._translation(stars).names} for stars in STAR_NAMINGS)
@@ -681,7 +681,7 @@ class StreamJoin(Job):
 
 
 def _read_again(source: Input, alias: str) -> Input:
-    """The input under another name, which is also that of the columns in its `where`."""
+    """Return the input under another name, which is also that of the columns in its `where`."""
     condition = parse_tree(source.where) if source.where is not None else None
     own = [column for column in condition.find_all(exp.Column) if column.table == source.name] if condition else []
     for column in own:
@@ -691,8 +691,8 @@ def _read_again(source: Input, alias: str) -> Input:
 
 
 def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType | ComputedKey:
-    """The type of a stored column, or the key that it holds; on the left side of a later step its name carries its
-    input's, or is that of a window's time (W5)."""
+    """Return the type of a stored column, or the key that it holds; on the left side of a later step its name carries
+    its input's, or is that of a window's time (W5)."""
     if side == "left" and step_index > 0:
         if name in WINDOW_COLUMNS:
             return ColumnType("int64")

@@ -152,7 +152,7 @@ class AsOf(Model, StepKind):
         )
 
     def late(self, words: StepWords) -> str:
-        """What happens to late rows, in words (rule A3)."""
+        """Return what happens to late rows, in words (rule A3)."""
         return (
             "no row of the stream is dropped; a version is dropped, and counted, if it was superseded longer than "
             "historyRetention before it came"

@@ -86,11 +86,13 @@ class StepWords:
         return self.number > 0 and name != self.right
 
     def watermark(self, name: str) -> str:
-        """The name of an input's watermark. A later step sees the one that the step before hands on (rule N3)."""
+        """Return the name of an input's watermark. A later step sees the one that the step before hands on (rule
+        N3)."""
         return f"wm({name} after step {self.number})" if self.chained(name) else f"wm({name})"
 
     def lower_watermark(self, origin: str | None = None) -> str:
-        """The lower watermark of both sides; `origin` is the input whose time left rows have, by default the first."""
+        """Return the lower watermark of both sides; `origin` is the input whose time left rows have, by default the
+        first."""
         return f"min({self.watermark(origin or self.left[0])}, {self.watermark(self.right)})"
 
 
@@ -162,7 +164,7 @@ class StepKind(ABC):
 
     @abstractmethod
     def durations(self) -> dict[str, Any]:
-        """The durations on which the step's state depends, as in the signature, without allowedLateness."""
+        """Return the durations on which the step's state depends, as in the signature, without allowedLateness."""
 
     @abstractmethod
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
@@ -171,7 +173,7 @@ class StepKind(ABC):
 
     @abstractmethod
     def bound(self, words: StepWords) -> tuple[str, str]:
-        """What matches, as a line of the plan: its name, and its text."""
+        """Return what matches, as a line of the plan: its name, and its text."""
 
     @abstractmethod
     def kept_until(self, words: StepWords) -> tuple[str, str]:
@@ -179,7 +181,7 @@ class StepKind(ABC):
 
     @abstractmethod
     def late(self, words: StepWords) -> str:
-        """What follows `late rows:`: what happens to them, and when a row is late."""
+        """Return what follows `late rows:`: what happens to them, and when a row is late."""
 
 
 class WindowKind(ABC):
@@ -213,7 +215,7 @@ class WindowKind(ABC):
 
     @abstractmethod
     def durations(self) -> dict[str, Any]:
-        """The durations on which the state depends, as in the signature."""
+        """Return the durations on which the state depends, as in the signature."""
 
     @property
     @abstractmethod
@@ -222,7 +224,7 @@ class WindowKind(ABC):
 
     @abstractmethod
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What the window is, as lines of the plan: names and texts."""
+        """Yield what the window is, as lines of the plan: names and texts."""
 
     @property
     @abstractmethod
@@ -236,7 +238,8 @@ class WindowKind(ABC):
 
 
 def part_behind(field: str, number: int) -> str:
-    """The part of the state that holds rows of the step `field` behind so many steps: `aggregate`, `aggregate.2`."""
+    """Return the part of the state that holds rows of the step `field` behind so many steps: `aggregate`,
+    `aggregate.2`."""
     return field if number == 0 else f"{field}.{number + 1}"
 
 
@@ -245,7 +248,7 @@ def plus(ms: int) -> str:
 
 
 def milliseconds(raw: Any) -> int | None:
-    """The milliseconds; None if the text is not a duration, which another rule reports."""
+    """Return the milliseconds; None if the text is not a duration, which another rule reports."""
     try:
         return parse_duration(raw)
     except ValueError:
@@ -309,7 +312,7 @@ class StepPlan:
 
 
 def limits_text(limits: Limits, subject: str) -> str:
-    """The limits in words; `subject` is what the caps are on."""
+    """Return the limits in words; `subject` is what the caps are on."""
     sizes = [format_bytes(limits.max_state_bytes)] if limits.max_state_bytes else []
     sizes += [counted(limits.max_records, "row")] if limits.max_records else []
     read = "of that side is read" if subject == "a side" else "is read"

@@ -90,7 +90,7 @@ class Interval(Model, StepKind):
         return left, right
 
     def late(self, words: StepWords) -> str:
-        """What happens to late rows, in words (rules J6 and J7)."""
+        """Return what happens to late rows, in words (rules J6 and J7)."""
         if words.late_data == "reopen":
             return "joined with what is still kept, and never dropped (lateData: reopen)"
         if words.only_inner:

@@ -63,7 +63,7 @@ class RankingKind(Model):
 
     @abstractmethod
     def signed(self) -> dict[str, Any]:
-        """What the state depends on beside keys and allowedLateness, as in the signature."""
+        """Return what the state depends on beside keys and allowedLateness, as in the signature."""
 
     @classmethod
     def signed_text(cls, signed: Any) -> str:
@@ -91,8 +91,8 @@ class RankingKind(Model):
 
     @abstractmethod
     def lines(self, watermark: str, lateness: str) -> Iterator[tuple[str, str]]:
-        """What is emitted and when, as lines of the plan: names and texts. `watermark` names the watermark, `lateness`
-        is the allowedLateness in words."""
+        """Yield what is emitted and when, as lines of the plan: names and texts. `watermark` names the watermark,
+        `lateness` is the allowedLateness in words."""
 
 
 class Deduplication(RankingKind):

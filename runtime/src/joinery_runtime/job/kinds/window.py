@@ -64,7 +64,7 @@ def _one_window(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _lengths(window: Any) -> tuple[Any, ...]:
-    """What tells windows apart: a tumbling one is a hopping one whose slide is its size."""
+    """Return what tells windows apart: a tumbling one is a hopping one whose slide is its size."""
     tumbling = milliseconds(dig(window, "tumbling"))
     size, slide = (milliseconds(dig(window, "hopping", name)) for name in ("size", "slide"))
     gap = milliseconds(dig(window, "session", "gap"))
@@ -133,7 +133,7 @@ class _Window(StepKind):
         return text, text
 
     def late(self, words: StepWords) -> str:
-        """What happens to late rows, in words (rule W2)."""
+        """Return what happens to late rows, in words (rule W2)."""
         end, sign = self.over
         records = f"of {words.right}, " if words.number else ""
         return (

@@ -81,7 +81,7 @@ class ColumnType:
 
 
 def parse_type(text: str) -> ColumnType:
-    """`string`, `decimal(12,2)`, ... as a ColumnType. Raises ValueError naming the allowed types."""
+    """Return `string`, `decimal(12,2)`, ... as a ColumnType. Raises ValueError naming the allowed types."""
     decimal = _DECIMAL_TYPE.fullmatch(text)
     if decimal is not None:
         return ColumnType("decimal", int(decimal[1]), int(decimal[2]))
@@ -96,7 +96,7 @@ MAX_BYTES = 2**63 - 1
 
 
 def parse_bytes(value: object) -> int:
-    """The bytes in `10Gi`, `1.5G`, `1024` or an integer. Raises ValueError, which says how to write a size."""
+    """Return the bytes in `10Gi`, `1.5G`, `1024` or an integer. Raises ValueError, which says how to write a size."""
     if isinstance(value, int) and not isinstance(value, bool):
         return _checked_size(value)
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
@@ -109,7 +109,7 @@ def parse_bytes(value: object) -> int:
 
 
 def format_bytes(size: int) -> str:
-    """The shortest text from which `parse_bytes` gets the size: with the largest binary unit that divides it."""
+    """Return the shortest text from which `parse_bytes` gets the size: with the largest binary unit that divides it."""
     for unit, factor in reversed(_BINARY_UNITS.items()):
         if size and size % factor == 0:
             return f"{size // factor}{unit}"
@@ -137,7 +137,7 @@ class Model(BaseModel):
 
 
 def not_yet(feature: str, *values: object, todo: str = "") -> Any:
-    """The annotation of single values that are not supported yet; `{}` in `feature` is replaced by the value."""
+    """Return the annotation of single values that are not supported yet; `{}` in `feature` is replaced by the value."""
 
     def refuse(value: object) -> object:
         if any(value is unbuilt or (isinstance(value, str) and value == unbuilt) for unbuilt in values):
@@ -222,7 +222,7 @@ def _epoch_ms(value: Any) -> int:
 
 
 def _setting(value: Any) -> Any:
-    """A setting as text, as librdkafka and Spark want it; in YAML, numbers and booleans are usually unquoted."""
+    """Return a setting as text, as librdkafka and Spark want it; in YAML, numbers and booleans are usually unquoted."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value

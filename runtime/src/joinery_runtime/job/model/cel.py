@@ -36,7 +36,8 @@ def exactly_one(*names: str) -> Rule:
 
 
 def names_input(value: str) -> str:
-    """That the value is the name of an input. In a job with unions only the loader knows which names there are."""
+    """Return the rule that the value is the name of an input. In a job with unions only the loader knows which names
+    there are."""
     return f"(has(self.unions) || self.inputs.exists(i, i.name == {value}))"
 
 
@@ -55,7 +56,7 @@ HAS_UNIT_OR_FILLED_IN = replace(HAS_UNIT, rule=f"{HAS_UNIT.rule} || self == {FIL
 
 
 def positive() -> tuple[Rule, ...]:
-    """A rule for durations, because the schema's minimum applies to numbers only."""
+    """Return a rule for durations, because the schema's minimum applies to numbers only."""
     return (Rule("type(self) == int || string(self).matches('[1-9]')", "must be more than 0"),)
 
 

@@ -33,7 +33,7 @@ class Document:
     unset: list[tuple[Loc, str]] = field(default_factory=list)
 
     def line(self, at: Loc) -> int | None:
-        """The line of the place, or of the innermost part of its path that the file has."""
+        """Return the line of the place, or of the innermost part of its path that the file has."""
         return next((self.lines[at[:n]] for n in range(len(at), -1, -1) if at[:n] in self.lines), None)
 
 
@@ -71,8 +71,8 @@ def read_documents(text: str, source: str, environment: Mapping[str, str] | None
 
 
 def plain_json(text: str) -> dict[str, Any] | None:
-    """The JSON object in the text, if YAML would read the same: no repeated key, NaN or environment variable. Else
-    None."""
+    """Return the JSON object in the text, if YAML would read the same: no repeated key, NaN or environment variable.
+    Else None."""
     if not text.startswith("{") or "${" in text:
         return None
     try:
@@ -120,7 +120,7 @@ class _Reader:
         return node.value if node.tag == _TIMESTAMP else self._yaml.constructor.construct_object(node)
 
     def _filled(self, node: ScalarNode, at: Loc, environment: Mapping[str, str]) -> ScalarNode:
-        """The node with variables replaced. Without quotes the value may be a number or boolean, as if written
+        """Return the node with variables replaced. Without quotes the value may be a number or boolean, as if written
         there."""
 
         def value(match: re.Match[str]) -> str:

@@ -74,7 +74,7 @@ class StepDraft:
         return [source.name or "" for source in self.left]
 
     def side_of(self, input_name: str) -> InputDraft | None:
-        """The input of that name, if this step joins it."""
+        """Return the input of that name, if this step joins it."""
         joined = [*self.left, *([self.right] if self.right is not None else [])]
         return next((source for source in joined if source.name == input_name), None)
 
@@ -101,7 +101,7 @@ class JobDraft:
         return {source.name: source for source in self.inputs if source.name is not None}
 
     def declared(self, name: object) -> InputDraft | None:
-        """The declared input of that name; the first one, while a mistake gives it to several."""
+        """Return the declared input of that name; the first one, while a mistake gives it to several."""
         return next((source for source in self.sources if source.name == name), None)
 
     @property
@@ -111,7 +111,7 @@ class JobDraft:
 
 
 def path_text(at: Loc) -> str:
-    """A path as text: `spec.inputs[0].schema[2].type`; a key that is not a plain word is quoted:
+    """Return a path as text: `spec.inputs[0].schema[2].type`; a key that is not a plain word is quoted:
     `keys["orders.id"]`."""
     steps = (
         f"[{step}]" if isinstance(step, int) else f".{step}" if _PLAIN.fullmatch(step) else f'["{step}"]' for step in at
@@ -120,7 +120,7 @@ def path_text(at: Loc) -> str:
 
 
 def dig(data: object, *steps: str | int) -> Any:
-    """The value at a path of keys and list positions; None if there is none."""
+    """Return the value at a path of keys and list positions; None if there is none."""
     for step in steps:
         if isinstance(data, Mapping):
             data = data.get(step)
@@ -132,7 +132,7 @@ def dig(data: object, *steps: str | int) -> Any:
 
 
 def items(data: object, *steps: str | int) -> Sequence[Any]:
-    """The list at a path; empty if there is none."""
+    """Return the list at a path; empty if there is none."""
     value = dig(data, *steps)
     return value if isinstance(value, list | tuple) else ()
 
@@ -151,7 +151,7 @@ def read_draft(data: Mapping[str, Any]) -> JobDraft:
 
 
 def _union_draft(at: Loc, union: object, sources: Sequence[InputDraft]) -> InputDraft:
-    """A union as an input of its name; while a mistake hides a column, the columns are not known."""
+    """Return a union as an input of its name; while a mistake hides a column, the columns are not known."""
     name, fields = dig(union, "name"), union_fields(union, sources)
     complete = [branch for branch in fields if branch is not None]
     columns = union_types(complete)
@@ -169,7 +169,7 @@ def _union_draft(at: Loc, union: object, sources: Sequence[InputDraft]) -> Input
 
 
 def union_fields(union: object, sources: Sequence[InputDraft]) -> list[list[BranchField] | None]:
-    """The columns of each branch; None while a mistake hides one."""
+    """Return the columns of each branch; None while a mistake hides one."""
     fields = []
     for branch in items(union, "branches"):
         own = next((source.types for source in sources if source.name == dig(branch, "input")), None)
@@ -195,7 +195,7 @@ def _step_parts(inputs: tuple[InputDraft, ...], steps: Sequence[object]) -> Iter
 
 
 def padded_inputs(steps: Sequence[StepDraft]) -> dict[str, str]:
-    """The inputs that are null in some rows behind these steps, each with the reason."""
+    """Return the inputs that are null in some rows behind these steps, each with the reason."""
     padded: dict[str, str] = {}
     for step in steps:
         kind, right = step.data.get("type"), step.right.name if step.right is not None else None
@@ -234,7 +234,7 @@ def _type(raw: object) -> ColumnType | None:
 
 
 def moment(raw: object) -> int | None:
-    """A time in milliseconds; None if the value is not a time."""
+    """Return a time in milliseconds; None if the value is not a time."""
     try:
         return _TIME.validate_python(raw)
     except ValidationError:
@@ -254,7 +254,7 @@ def repeats(names: Sequence[object]) -> list[tuple[int, str]]:
 
 
 def exactly_one(data: object, at: Loc, options: Sequence[str]) -> Iterator[Finding]:
-    """A finding at `at` unless the mapping there names exactly one of the options."""
+    """Yield a finding at `at` unless the mapping there names exactly one of the options."""
     named = [option for option in options if dig(data, option) is not None]
     if isinstance(data, Mapping) and len(named) != 1:
         facts = f"{listed(named)} are named" if named else "none of them is named"

@@ -53,7 +53,7 @@ def _is_duration(text: str) -> bool:
 
 
 def format_duration(ms: int) -> str:
-    """The shortest text in whole units from which `parse_duration` gets `ms`."""
+    """Return the shortest text in whole units from which `parse_duration` gets `ms`."""
     if ms == 0:
         return "0s"
     text, rest = "-" if ms < 0 else "", abs(ms)

@@ -53,7 +53,7 @@ def expression_of_windows(
 
 
 def list_facts(name: str) -> str:
-    """What is wrong with reading this column, for messages."""
+    """Return what is wrong with reading this column, for messages."""
     return f"{name!r} is a list (array_agg), and a row has it as JSON text, whose order is not that of lists (rule S7)"
 
 
@@ -80,7 +80,7 @@ def _is_text(column: exp.Column, lists: Collection[str], readers: Collection[str
 
 
 def expression_problems(job: Job) -> list[Problem]:
-    """A problem for each expression that does not parse, and for each column in it that no input has."""
+    """Return a problem for each expression that does not parse, and for each column in it that no input has."""
     columns = {
         source.name: tuple(column.name for column in source.columns) for source in (*job.read_inputs, *job.inputs)
     }

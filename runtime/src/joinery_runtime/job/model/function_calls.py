@@ -135,7 +135,7 @@ def declaring(names: Iterable[str]) -> Iterator[None]:
 
 
 def declared_names() -> tuple[str, ...]:
-    """The names of `declaring`."""
+    """Return the names of `declaring`."""
     return tuple(sorted(_DECLARED.get()))
 
 
@@ -233,7 +233,7 @@ class JoinerySql(Dialect):
 
 
 def _arguments(node: exp.Expr, *names: str) -> list[exp.Expr]:
-    """The arguments of these names, up to the last one that the node has."""
+    """Return the arguments of these names, up to the last one that the node has."""
     values = [node.args.get(name) for name in names]
     while values and values[-1] is None:
         values.pop()
@@ -250,7 +250,7 @@ def _as_text(word: object) -> list[exp.Expr]:
 
 
 def _without(name: str, *unread: str) -> Callable[[exp.Expr], tuple[str, list[exp.Expr]] | None]:
-    """A call with the argument `this`; none if the node has one of the `unread` arguments."""
+    """Return a call with the argument `this`; none if the node has one of the `unread` arguments."""
     return lambda node: None if any(node.args.get(part) for part in unread) else (name, _arguments(node, "this"))
 
 

@@ -51,7 +51,7 @@ _HEADERS = "headers."
 
 
 def header_of(origin: str) -> str | None:
-    """The name of the header that an origin refers to; None for any other origin."""
+    """Return the name of the header that an origin refers to; None for any other origin."""
     return origin.removeprefix(_HEADERS) if origin.startswith(_HEADERS) else None
 
 

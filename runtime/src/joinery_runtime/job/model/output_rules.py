@@ -47,7 +47,8 @@ def into_lake(data: object, at: Loc, lake: str) -> Iterator[Finding]:
 
 
 def lake_rules(owner: str, path: str) -> tuple[Rule, ...]:
-    """The same in CEL. `owner` is the object that has the fields, which may be absent, and `path` is its path."""
+    """Return the same in CEL. `owner` is the object that has the fields, which may be absent, and `path` is its
+    path."""
     absent = "" if owner == "self" else f"!has({owner}) || "
     return tuple(
         Rule(

@@ -51,7 +51,7 @@ class ComputedKey(Reference):
 
 
 def parse_reference(text: str) -> Reference | None:
-    """Parses `input.column`; None if the text is anything else."""
+    """Parse `input.column`; None if the text is anything else."""
     input_name, dot, column = text.partition(".")
     return Reference(input_name, column) if dot and input_name and column else None
 
@@ -89,12 +89,13 @@ def read_key(text: str, columns: Columns) -> Reference | exp.Expr | None:
 
 
 def inputs_of(tree: exp.Expr) -> list[str]:
-    """The inputs whose columns an expression reads; the empty name for columns without an input."""
+    """Return the inputs whose columns an expression reads; the empty name for columns without an input."""
     return sorted({column.table for column in tree.find_all(exp.Column)})
 
 
 def computed_key(tree: exp.Expr) -> ComputedKey:
-    """The key that an expression over one input's columns computes. How the expression is written decides nothing."""
+    """Return the key that an expression over one input's columns computes. How the expression is written decides
+    nothing."""
     written = tree.copy()
     for identifier in written.find_all(exp.Identifier):
         # A name needs no quotes if it is a word, and none of SQL's.
@@ -109,7 +110,7 @@ def computed_key(tree: exp.Expr) -> ComputedKey:
 
 
 def key_pairs(keys: Mapping[str, str], columns: Columns) -> tuple[KeyPair, ...]:
-    """The keys of a valid step, in order. `columns` are those of all inputs."""
+    """Return the keys of a valid step, in order. `columns` are those of all inputs."""
     return tuple(KeyPair(*_sides(texts, columns)) for texts in keys.items())
 
 
@@ -158,8 +159,8 @@ Named = tuple[str, str, str]
 
 
 def namings(prefixes: object) -> tuple[Naming, ...]:
-    """The ways in which a job with this field may name its columns, the one of a job without state first. The others
-    are for jobs whose state has their names."""
+    """Return the ways in which a job with this field may name its columns, the one of a job without state first. The
+    others are for jobs whose state has their names."""
     match prefixes:
         case "always":
             return ("always",)
@@ -170,7 +171,7 @@ def namings(prefixes: object) -> tuple[Naming, ...]:
 
 
 def side_prefixes(inputs: Sequence[str]) -> tuple[str, ...]:
-    """The prefixes of each input's columns, in the job's order, under `always`."""
+    """Return the prefixes of each input's columns, in the job's order, under `always`."""
     return ("left", "right") if len(inputs) == 2 else tuple(inputs)
 
 
@@ -203,8 +204,8 @@ def fitting_naming(
     *,
     most_bytes: int | None,
 ) -> Naming:
-    """The way in which a job without stored names has its columns named: the first one under which all names differ,
-    are of at most `most_bytes`, and include the output's `keys`. Jobs of earlier releases have keys such as
+    """Return the way in which a job without stored names has its columns named: the first one under which all names
+    differ, are of at most `most_bytes`, and include the output's `keys`. Jobs of earlier releases have keys such as
     `left_order_id`."""
     required_names, ways = set(keys), namings(prefixes)
     for naming in ways:
@@ -223,7 +224,7 @@ _FORM = 'a path is names and positions, for example payload.after.id, items[0].s
 
 
 def parse_path(text: str) -> Path:
-    """The steps of a path. Raises ValueError, which shows the form."""
+    """Return the steps of a path. Raises ValueError, which shows the form."""
     if text.startswith("$"):
         raise ValueError(f"{text!r} begins with $; leave it out: {_FORM}")
     steps: list[str | int] = []

@@ -200,7 +200,7 @@ class Job(Model):
     @classmethod
     @abstractmethod
     def broken_rules(cls, data: dict[str, Any]) -> list[Finding]:
-        """The cross-field rules that a resource with these YAML field names breaks."""
+        """Return the cross-field rules that a resource with these YAML field names breaks."""
 
     def unwise_settings(self) -> Iterator[Finding]:
         """Yield settings that are rejected where a person writes a job, and that a stored job may have."""
@@ -274,14 +274,14 @@ class Job(Model):
         return ColumnType(self.outputs[0].window_times)
 
     def columns_of(self, output: NamedOutput) -> tuple[OutputField, ...]:
-        """What an output has of each row, in order."""
+        """Return what an output has of each row, in order."""
         if output.select is None:
             return self.output_columns
         by_name = {column.name: column for column in self.output_columns}
         return tuple(replace(by_name[item.column], name=item.as_ or item.column) for item in output.select)
 
     def nested_columns(self, output: NamedOutput) -> frozenset[str]:
-        """An output's columns that are JSON inside of JSON, and jsonb in Postgres."""
+        """Return an output's columns that are JSON inside of JSON, and jsonb in Postgres."""
         if output.format != "json":
             return frozenset()
         return frozenset(
@@ -300,7 +300,7 @@ class Job(Model):
 
     @abstractmethod
     def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
-        """The columns of an output whose row a Postgres table holds once; empty: every row is inserted."""
+        """Return the columns of an output whose row a Postgres table holds once; empty: every row is inserted."""
 
     @property
     @abstractmethod
@@ -347,7 +347,7 @@ class Job(Model):
 
     @abstractmethod
     def with_inputs(self, inputs: Sequence[Input]) -> dict[str, Any]:
-        """The fields of `spec` with these inputs in the place of the declared ones."""
+        """Return the fields of `spec` with these inputs in the place of the declared ones."""
 
     @model_validator(mode="after")
     def _rules(self, info: ValidationInfo) -> Self:
@@ -437,11 +437,11 @@ class Job(Model):
         return self.name_beside(self.metadata.name)
 
     def name_beside(self, other: str) -> str:
-        """The name in the state store of another job of this namespace."""
+        """Return the name in the state store of another job of this namespace."""
         return f"{self.metadata.namespace}/{other}" if self.metadata.namespace else other
 
     def input(self, name: str) -> Input:
-        """Raises KeyError for a name that no input has."""
+        """Raise KeyError for a name that no input has."""
         return {side.name: side for side in self.inputs}[name]
 
     @property
@@ -466,7 +466,7 @@ class Job(Model):
 
 
 def _output_keys(output: NamedOutput) -> list[tuple[str, str, tuple[str, ...]]]:
-    """The fields of an output that name keys, each as target, field and columns."""
+    """Return the fields of an output that name keys, each as target, field and columns."""
     kafka, postgres = output.kafka, output.postgres
     return [
         ("kafka", "key", kafka.key if kafka else ()),

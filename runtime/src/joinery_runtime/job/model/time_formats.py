@@ -96,7 +96,7 @@ def checked_format(text: str) -> str:
 
 
 def checked_zone(name: str) -> str:
-    """Returns the name of the time zone. Raises ValueError if there is no such zone."""
+    """Return the name of the time zone. Raises ValueError if there is no such zone."""
     try:
         if name.startswith(("posix", "right/")) or name in {"Factory", "localtime"}:
             raise ValueError("a file beside those of the zones")
@@ -146,7 +146,7 @@ def parse_pattern(text: str, *, complete: bool = True) -> TimePattern:
 
 
 def _form(token: re.Match[str], text: str) -> _Form:
-    """The form of a token: of a directive, with the sign before a fraction, of blanks, or of a letter."""
+    """Return the form of a token: of a directive, with the sign before a fraction, of blanks, or of a letter."""
     if token["blanks"]:
         return _Form(None, r"\s+", lambda _: " ")
     if token["point"]:
@@ -167,7 +167,7 @@ def _form(token: re.Match[str], text: str) -> _Form:
 
 
 def _fraction(point: str, digits: str) -> _Form:
-    """A fraction behind its sign, which texts leave out together, as Python's isoformat does."""
+    """Return a fraction behind its sign, which texts leave out together, as Python's isoformat does."""
     width = int(digits[6]) if digits.endswith("}") else 6
     return _Form("fraction", f"{point}{digits}", lambda time: point + f"{time.microsecond:06}000"[:width])
 
@@ -181,7 +181,7 @@ def _group(form: _Form) -> str:
 
 
 def _require_complete(text: str, parts: frozenset[str]) -> None:
-    """Raises ValueError unless the pattern's times are certain to the day or, with a time of day, to the minute."""
+    """Raise ValueError unless the pattern's times are certain to the day or, with a time of day, to the minute."""
     if "epoch" not in parts:
         missing = [] if parts & {"year", "year_of_century"} else ["year"]
         if "day_of_year" not in parts:

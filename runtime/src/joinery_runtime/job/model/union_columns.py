@@ -26,8 +26,8 @@ class BranchField(NamedTuple):
 
 
 def branch_fields(branch: Mapping[str, Any], types: Types) -> list[BranchField] | None:
-    """The columns of a branch, as it is written in YAML; None while a mistake hides one. `types` are those of the
-    branch's input."""
+    """Return the columns of a branch, as it is written in YAML; None while a mistake hides one. `types` are those of
+    the branch's input."""
     written = branch.get("select")
     if written is None:
         return [BranchField(name, quoted(name), kind) for name, kind in types.items()]
@@ -46,27 +46,27 @@ def branch_fields(branch: Mapping[str, Any], types: Types) -> list[BranchField] 
 
 
 def event_time_names(fields: Sequence[BranchField], event_time: object) -> list[str]:
-    """The names under which a branch has the event time of its input; none: it is not among the columns."""
+    """Return the names under which a branch has the event time of its input; none: it is not among the columns."""
     written = quoted(event_time) if isinstance(event_time, str) else None
     return [field.name for field in fields if field.expression == written]
 
 
 def event_time_name(branches: Sequence[tuple[Sequence[BranchField], object]]) -> str | None:
-    """The name of a union's event time: the first one that is that of each branch, or else one of the first branch;
-    None: it has none. A branch is its columns and the event time of its input."""
+    """Return the name of a union's event time: the first one that is that of each branch, or else one of the first
+    branch; None: it has none. A branch is its columns and the event time of its input."""
     by_branch = [event_time_names(fields, event_time) for fields, event_time in branches]
     return next((name for name in by_branch[0] if all(name in names for names in by_branch)), (*by_branch[0], None)[0])
 
 
 def union_types(branches: Sequence[Sequence[BranchField]]) -> dict[str, ColumnType | None]:
-    """The columns of a union in the order of its first branch, each with the first type that a branch tells."""
+    """Return the columns of a union in the order of its first branch, each with the first type that a branch tells."""
     typed = [{field.name: field.type for field in fields if field.type is not None} for fields in branches]
     names = [field.name for field in branches[0]] if branches else []
     return {name: next((kinds[name] for kinds in typed if name in kinds), None) for name in names}
 
 
 def quoted(name: str) -> str:
-    """A column as an SQL expression."""
+    """Return a column as an SQL expression."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -88,8 +88,8 @@ _CASTS = {
 
 @lru_cache(maxsize=1024)
 def _type_of(text: str, types: tuple[tuple[str, ColumnType | None], ...]) -> ColumnType | None:
-    """The type of a column, a literal or a CAST; None of any other expression, and of one that is wrong. The core
-    compares it with the type of the values."""
+    """Return the type of a column, a literal or a CAST; None of any other expression, and of one that is wrong. The
+    core compares it with the type of the values."""
     try:
         node = parse_tree(text).unnest()
     except SqlglotError:

@@ -189,7 +189,7 @@ def _watermarks(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _meaning(field: str, written: object) -> object:
-    """What a setting of a watermark says, with the default in place of None; a wrong one says what it is."""
+    """Return what a setting of a watermark says, with the default in place of None; a wrong one says what it is."""
     try:
         watermark = Watermark.model_validate({} if written is None else {field: written})
     except ValidationError:

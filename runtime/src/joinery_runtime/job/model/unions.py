@@ -78,7 +78,7 @@ class UnionInput(Input):
         return tuple(branch.source for branch in self.branches)
 
     def with_parts(self, parts: Iterable[Input]) -> UnionInput:
-        """The union with other inputs of the same names and columns."""
+        """Return the union with other inputs of the same names and columns."""
         branches = (replace(branch, source=part) for branch, part in zip(self.branches, parts, strict=True))
         return self.model_copy(update={"branches": tuple(branches)})
 
@@ -100,8 +100,8 @@ class UnionInput(Input):
 
 
 def united(inputs: Sequence[Input], unions: Sequence[InputUnion]) -> tuple[Input, ...]:
-    """The inputs of a job with each union in the place of the first of its branches. Unions that break a rule are left
-    out, and their branches stay."""
+    """Return the inputs of a job with each union in the place of the first of its branches. Unions that break a rule
+    are left out, and their branches stay."""
     by_name = {source.name: source for source in inputs}
     sides = [side for union in unions if (side := _side(union, by_name)) is not None]
     union_of = {part.name: side for side in sides for part in side.parts}

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 def listed(words: Iterable[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Return `a`, `a and b`, `a, b and c`."""
     *most, last = list(words) or ["(none)"]
     return f"{', '.join(most)} and {last}" if most else last
 
@@ -24,13 +24,13 @@ _RULE = re.compile(r"\brule ([A-Z]\d+)\b")
 
 
 def linked(message: str) -> str:
-    """The message, followed by links to the rules that it names on the page of the rules."""
+    """Return the message, followed by links to the rules that it names on the page of the rules."""
     links = dict.fromkeys(f"docs/semantics.md#{rule.lower()}" for rule in _RULE.findall(message))
     return f"{message}; see {listed(links)}" if links else message
 
 
 def either(words: Iterable[str]) -> str:
-    """`a`, `a or b`, `a, b or c`."""
+    """Return `a`, `a or b`, `a, b or c`."""
     *most, last = list(words) or ["(none)"]
     return f"{', '.join(most)} or {last}" if most else last
 
@@ -45,17 +45,18 @@ def counted(count: int, noun: str, verb: str = "") -> str:
 
 
 def agreeing(count: int, verb: str) -> str:
-    """The form of the verb (one of `_OF_ONE`) that agrees with a count: `1 row of it was`, `2 rows of it were`."""
+    """Return the form of the verb (one of `_OF_ONE`) that agrees with a count: `1 row of it was`, `2 rows of it
+    were`."""
     return _OF_ONE[verb] if count == 1 else verb
 
 
 def changelog_text(key: Iterable[str] | None) -> str:
-    """What rows are: `append-only`, or `changelog by currency, session_id`."""
+    """Return what rows are: `append-only`, or `changelog by currency, session_id`."""
     return "append-only" if key is None else f"changelog by {', '.join(key)}: a row replaces the one before"
 
 
 def size_text(count: float) -> str:
-    """A number of bytes in a fitting unit."""
+    """Return a number of bytes in a fitting unit."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

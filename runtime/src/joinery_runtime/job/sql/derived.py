@@ -450,7 +450,7 @@ class _Merging:
 
 
 def _placeholder(alias: str, meta: Mapping[str, bool]) -> exp.Table:
-    """A table in the place of a sub-query."""
+    """Return a table in the place of a sub-query."""
     table = exp.Table(this=exp.to_identifier(alias), alias=exp.TableAlias(this=exp.to_identifier(alias)))
     table.meta.update(meta)
     return table

@@ -455,7 +455,7 @@ def read_call(value: exp.Expr) -> Call:
 
 
 def _arguments(value: exp.Expr, function: str) -> tuple[Any, Any]:
-    """The first argument, and the second or None."""
+    """Return the first argument, and the second or None."""
     second_name, form = _SECOND_ARGUMENTS.get(function, ("", "takes one value"))
     if isinstance(value, exp.Anonymous):
         arguments = [*value.expressions]

@@ -103,7 +103,7 @@ def translate(
 def fitting_stars(
     sql: str, translations: Callable[[Naming], Translation], mentioned: Collection[str], *, in_postgres: bool
 ) -> Naming:
-    """The way in which a job without stored names has the columns of its stars named: by input, or as in earlier
+    """Return the way in which a job without stored names has the columns of its stars named: by input, or as in earlier
     releases if its outputs mention a name that only this gives, such as `left_order_id`, or if by input a name comes
     twice or, in Postgres, is too long. `translations` gives the translation of `sql` under a naming."""
     if "*" not in sql:  # long texts are translated once

@@ -89,7 +89,7 @@ def parse_select(
 
 @lru_cache(maxsize=64)
 def unions_of(sql: str, columns: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[SqlUnion, ...]:
-    """The unions in the text of a StreamJoin. `columns` are those of the job's inputs.
+    """Return the unions in the text of a StreamJoin. `columns` are those of the job's inputs.
     What is wrong with the text is not reported here."""
     if "UNION" not in sql.upper():
         return ()

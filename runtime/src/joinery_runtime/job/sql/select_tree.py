@@ -50,7 +50,7 @@ def is_null_of_nulls(value: exp.Expr) -> bool:
 
 
 def own_columns(select: exp.Select) -> Sequence[exp.Column]:
-    """The names that the SELECT itself writes: not those of its sub-queries in FROM, and no stars."""
+    """Return the names that the SELECT itself writes: not those of its sub-queries in FROM, and no stars."""
     clauses = [select.args["from_"], *(select.args.get("joins") or [])]
     queries = [clause.this for clause in clauses if isinstance(clause.this, exp.Subquery)]
     inside = {id(column) for query in queries for column in query.find_all(exp.Column)}

@@ -216,7 +216,7 @@ class TableFunction:
     lengths: Sequence[exp.Expr]
 
     def call(self) -> exp.Expr:
-        """The function of GROUP BY that means the same."""
+        """Return the function of GROUP BY that means the same."""
         column = exp.column(self.time.name, table=self.alias)
         column.this.meta.update(self.time.this.meta)
         return exp.Anonymous(this=self.name, expressions=[column, *self.lengths])

@@ -82,7 +82,7 @@ class _ChangedSessions:
 def change(
     side: SideSpec, parameters: SessionParameters, arrived: AcceptedArrivals, complete: int | None, written_at: int
 ) -> Changed:
-    """Applies the accepted arrivals. `complete` is the horizon before which sessions have been emitted, `written_at`
+    """Apply the accepted arrivals. `complete` is the horizon before which sessions have been emitted, `written_at`
     that of the work. Raises AggregateError."""
     elements, emitted = arrived.elements, bool_column(arrived.state_rows, EMITTED)
     if complete is not None:
@@ -105,8 +105,8 @@ def change(
 
 
 def rows_to_add(parameters: SessionParameters, rows: pa.RecordBatch) -> Run:
-    """The changed sessions as rows of the state. One that reached the cap stays, without accumulators, so that later
-    rows inside it are recognised."""
+    """Return the changed sessions as rows of the state. One that reached the cap stays, without accumulators, so that
+    later rows inside it are recognised."""
     index = np.arange(rows.num_rows)
     unless_forced = pa.array(index, mask=bool_column(rows, FORCED))
     accumulated = {field.name for field in Folding(parameters.aggregates).fields}
@@ -162,7 +162,7 @@ class _StateRows:
         return pa.record_batch([*own, *keys, *self._merge_accumulators().columns], schema=schema)
 
     def _merge_accumulators(self) -> pa.RecordBatch:
-        """The accumulators of each changed session: its kept ones merged with those of its new rows."""
+        """Return the accumulators of each changed session: its kept ones merged with those of its new rows."""
         elements, session = self._arrived.elements, self._sessions.session
         at = np.flatnonzero(elements.row)
         groups = groups_of(session[at])
@@ -186,7 +186,7 @@ class _StateRows:
 
     @contextmanager
     def _naming(self, number: np.ndarray) -> Iterator[None]:
-        """Turns a GroupError into an AggregateError that names the session. `number` is the session of each row."""
+        """Turn a GroupError into an AggregateError that names the session. `number` is the session of each row."""
         try:
             yield
         except GroupError as error:

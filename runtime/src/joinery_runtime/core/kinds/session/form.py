@@ -101,7 +101,7 @@ def _shift_positions(positions: np.ndarray) -> np.ndarray:
 
 
 def _extent(elements: Elements, begin: np.ndarray) -> np.ndarray:
-    """The length of each chain in milliseconds (int64)."""
+    """Return the length of each chain in milliseconds (int64)."""
     return np.asarray(np.maximum.reduceat(elements.end, begin) - elements.start[begin])
 
 
@@ -209,7 +209,7 @@ class AcceptedArrivals:
         return int(self.elements.row.sum())
 
     def keys(self, side: SideSpec, elements: np.ndarray) -> list[pa.Array]:
-        """The group columns of these elements (by number)."""
+        """Return the group columns of these elements (by number)."""
         index = pa.array(elements)
         return [key.take(index) for key in _keys(side, self.state_rows, self.rows)]
 
@@ -286,7 +286,7 @@ def _inside_capped(elements: SortedElements) -> np.ndarray:
 
 
 def concat_column(state_rows: pa.RecordBatch, rows: pa.RecordBatch, name: str, of_rows: str = "") -> np.ndarray:
-    """A numeric engine column of all elements, by number. `of_rows` is its name in `rows`, if that differs."""
+    """Return a numeric engine column of all elements, by number. `of_rows` is its name in `rows`, if that differs."""
     return np.concatenate([state_rows.column(name).to_numpy(), rows.column(of_rows or name).to_numpy()])
 
 

@@ -113,15 +113,15 @@ class SessionAggregation(SessionParameters, Aggregating):
         return _WITHOUT_LATE if self.drop_late else _WITH_LATE
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
-        """A segment of sessions that all ended before the last epoch's horizon closes nothing: they have been emitted,
-        and may be kept for a long time (S5)."""
+        """Return False for a segment of sessions that all ended before the last epoch's horizon: they have been
+        emitted, and may be kept for a long time (S5)."""
         assert horizon.current is not None, "asked when a horizon moves"
         return meta.ts_min < horizon.current and (horizon.previous is None or meta.ts_max >= horizon.previous)
 
     def live_rows(
         self, step: StepSpec, side: int, state_run: StateRun, horizon: Horizon, complete: int | None
     ) -> StateRun:
-        """Flags complete sessions as emitted: they may be reopened (S5)."""
+        """Flag complete sessions as emitted: they may be reopened (S5)."""
         live_run = StepOperator.live_rows(self, step, side, state_run, horizon, complete)
         if complete is None:
             return live_run
@@ -162,7 +162,7 @@ class _SessionEpoch:
         )
 
     def complete(self) -> Iterator[pa.RecordBatch]:
-        """Emits the sessions that became complete since the last epoch, unless they were emitted before (S4, S5).
+        """Emit the sessions that became complete since the last epoch, unless they were emitted before (S4, S5).
         Then forgets those behind the part's horizon."""
 
         def completes(rows: pa.RecordBatch) -> np.ndarray:
@@ -175,7 +175,7 @@ class _SessionEpoch:
         self._stored.forget(self._horizon.current)
 
     def emit_early(self) -> Iterator[pa.RecordBatch]:
-        """Emits the open sessions that have changed since the last early results, as they are so far (G8)."""
+        """Emit the open sessions that have changed since the last early results, as they are so far (G8)."""
 
         def has_changed(rows: pa.RecordBatch) -> np.ndarray:
             changed = self._work.early.passes(rows.column(EARLY).to_numpy())
@@ -240,7 +240,7 @@ class SessionOutput:
     def emit(
         self, stored: pa.RecordBatch, chosen: np.ndarray, phase: int, *, retracted: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Emits the chosen (bool[n]) of n rows of the state, as far as they meet the condition (G7). `phase` is CLOSING
+        """Emit the chosen (bool[n]) of n rows of the state, as far as they meet the condition (G7). `phase` is CLOSING
         or ARRIVAL."""
         rows, at_once = np.flatnonzero(chosen), rows_at_once([stored])
         for first in range(0, len(rows), at_once):
@@ -259,7 +259,7 @@ class SessionOutput:
         return rows if passes.all() else rows.filter(pa.array(passes))
 
     def _values(self, sessions: pa.RecordBatch, *, retracted: bool) -> dict[str, pa.Array]:
-        """The columns of the step, by name."""
+        """Return the columns of the step, by name."""
         keys, start = [sessions.column(name) for name in self._keys], sessions.column(START)
         own = (start, sessions.column(TS), pa.array(key_hash([*keys, start])))  # documented: S6, V1
         return {

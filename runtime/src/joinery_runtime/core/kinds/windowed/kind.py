@@ -78,7 +78,8 @@ class WindowAggregation(ByWindows, Aggregating):
         )
 
     def of_same_windows(self) -> Self:
-        """The kind for rows that an aggregate with these windows has made: each is in the window that it comes from."""
+        """Return the kind for rows that an aggregate with these windows has made: each is in the window that it comes
+        from."""
         return replace(self, windows=replace(self.windows, of_windows=True))
 
     def state_schema(self, intake: Intake) -> pa.Schema:
@@ -155,7 +156,7 @@ class WindowAggregation(ByWindows, Aggregating):
         return np.asarray(np.isin(rows.column(HASH).to_numpy(), hashes) & self._has_one_of(windows, rows))
 
     def _closing(self, ended: Horizon, closed: Horizon) -> Numbers | None:
-        """The windows that end in this epoch, without those that were closed before the job reopened windows."""
+        """Return the windows that end in this epoch, without those that were closed before the job reopened windows."""
         windows = self.windows.closing(ended)
         if windows is None or closed.previous is None:
             return windows
@@ -165,7 +166,7 @@ class WindowAggregation(ByWindows, Aggregating):
     def _emit_again(
         self, output: _WindowOutput, stored: ReplaceableRows, added: pa.RecordBatch, ended: Horizon, closed: Horizon
     ) -> Iterator[pa.RecordBatch]:
-        """Emits the windows that have ended, are still kept, and have taken some of the `added` panes (G3)."""
+        """Emit the windows that have ended, are still kept, and have taken some of the `added` panes (G3)."""
         if ended.current is None:
             return
         windows = self.windows.open(closed.current)[0], clamp(self.windows.last_closed(ended.current))
@@ -180,7 +181,7 @@ class WindowAggregation(ByWindows, Aggregating):
     def _emit_early(
         self, output: _WindowOutput, stored: ReplaceableRows, ended: Horizon, early: Horizon
     ) -> Iterator[pa.RecordBatch]:
-        """Emits the open windows that have changed since the last early results, as they are so far (G8)."""
+        """Emit the open windows that have changed since the last early results, as they are so far (G8)."""
 
         def is_changed(rows: pa.RecordBatch) -> np.ndarray:
             return early.passes(rows.column(EARLY).to_numpy())
@@ -205,7 +206,7 @@ class _WindowOutput:
         changed: Callable[[pa.RecordBatch], np.ndarray] | None = None,
         phase: int = CLOSING,
     ) -> Iterator[pa.RecordBatch]:
-        """Emits these windows, merged from the stored panes that bool[n] chooses: those with a `changed` pane (None:
+        """Emit these windows, merged from the stored panes that bool[n] chooses: those with a `changed` pane (None:
         all of them). The windows of one group come in the order of their ends."""
         batches = list(stored)
         selections = [Selection(rows, np.flatnonzero(mask)) for rows, mask in batches]
@@ -221,7 +222,7 @@ class _WindowOutput:
                     yield self._rows(merged, phase)
 
     def _rows(self, merged: pa.RecordBatch, phase: int) -> pa.RecordBatch:
-        """The output rows of windows, which are rows of the state with a window's number as event time."""
+        """Return the output rows of windows, which are rows of the state with a window's number as event time."""
         numbers, windows = merged.column(TS).to_numpy(), self._kind.windows
         times, calls = (windows.starts(numbers), windows.ends(numbers)), self._kind.aggregates
         values = {

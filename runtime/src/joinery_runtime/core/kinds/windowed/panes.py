@@ -37,8 +37,8 @@ _STUCK = (
 
 
 def pane_schema(intake: Intake, aggregates: Sequence[AggregateCall], *, emits_early: bool = False) -> pa.Schema:
-    """The rows of the state. TS is the start of the pane. PARTITION and OFFSET are those of the group's first record in
-    the pane, by partition and offset."""
+    """Return the rows of the state. TS is the start of the pane. PARTITION and OFFSET are those of the group's first
+    record in the pane, by partition and offset."""
     groups = [intake.schema.field(name) for name in intake.keys]
     early = [EARLY_FIELD] if emits_early else []
     return pa.schema([*ENGINE_FIELDS, FLAG_FIELD, *early, *groups, *Folding(aggregates).fields])
@@ -77,7 +77,7 @@ class Panes:
         return merged
 
     def merge_windows(self, rows: pa.RecordBatch, bounds: Bounds, changed: np.ndarray) -> pa.RecordBatch:
-        """Merges n panes to the windows that hold them, by number from `bounds[0]` to `bounds[1]` (int64[n] each), and
+        """Merge n panes to the windows that hold them, by number from `bounds[0]` to `bounds[1]` (int64[n] each), and
         that hold a `changed` one (bool[n]). Returns rows of the state with the number of the window as TS."""
         position, numbers = self._windows.expand(bounds)
         members = rows.take(pa.array(position))
@@ -112,7 +112,7 @@ class Panes:
         return self._state_rows(members, times, order, groups, self.folding.merge(states, groups))
 
     def _order(self, rows: pa.RecordBatch, times: np.ndarray, *sorted_by: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns an order (int64[n]) in which the rows of one key and one time (int64[n], ascending with `sorted_by`)
+        """Return an order (int64[n]) in which the rows of one key and one time (int64[n], ascending with `sorted_by`)
         are consecutive, sorted by `sorted_by`, and bool[n]: where they begin."""
         keys = [rows.column(name) for name in self._keys]
         order, begins = order_by_key(rows.column(HASH).to_numpy(), keys, *sorted_by)
@@ -141,7 +141,7 @@ class Panes:
     def _naming(
         self, rows: pa.RecordBatch, starts: np.ndarray, first: np.ndarray, todo: str | None = None
     ) -> Iterator[None]:
-        """Turns a GroupError into an AggregateError that names the group and the start of its pane or window. `starts`
+        """Turn a GroupError into an AggregateError that names the group and the start of its pane or window. `starts`
         (int64[n]) are those of the rows, `first` (int64[m]) the first row of each group."""
         try:
             yield

@@ -121,7 +121,7 @@ class DeclaredFunctions:
     calls: set[tuple[str, int]] = field(default_factory=set)
 
     def call(self, name: str, arguments: int) -> Function | None:
-        """What a call of this name computes; None if the job does not declare it."""
+        """Return what a call of this name computes; None if the job does not declare it."""
         declared = self.functions.get(name)
         if declared is None:
             return None
@@ -154,6 +154,6 @@ def calling(functions: DeclaredFunctions) -> Iterator[None]:
 
 
 def declared_function(name: str, arguments: Sequence[object]) -> Function | None:
-    """The function of `calling` that a call names."""
+    """Return the function of `calling` that a call names."""
     current = _CURRENT.get()
     return None if current is None else current.call(name, len(arguments))

@@ -68,7 +68,7 @@ def _formatted(time: Value, pattern: str, zone: str | None) -> Value:
 
 
 def _parsed(text: Value, pattern: str | None, zone: str | None) -> Value:
-    """The times of texts in a pattern of directives; None: in ISO 8601."""
+    """Return the times of texts in a pattern of directives; None: in ISO 8601."""
     if pattern is None:
         return _parsed_iso(text, zone)
     tokens = _checked_pattern(pattern)
@@ -225,7 +225,7 @@ def _to_timestamp_ltz(number: Value, precision: int = 3) -> Value:
 
 
 def _of_number(number: Value, unit_ms: int) -> Value:
-    """The times so many units after 1970, cut to milliseconds."""
+    """Return the times so many units after 1970, cut to milliseconds."""
     ms = pc.floor(pc.multiply(pc.fill_null(number, 0.0), float(unit_ms)))
     is_time = pc.and_(pc.is_finite(ms), pc.less(pc.abs(ms), 1e15))  # years 1 to 9999 are within
     (cut_ms,) = ms_of(pc.if_else(is_time, ms, 0.0).cast(pa.int64()))

@@ -52,14 +52,14 @@ def _unit_of(unit: str, units: dict[str, Any]) -> str:
 
 
 def ms_of(*values: Value) -> list[Any]:
-    """Times and integers as NumPy's int64 of one length, with 0 for a NULL."""
+    """Return times and integers as NumPy's int64 of one length, with 0 for a NULL."""
     length = row_count(values)
     arrays = [to_array(value, length) for value in values]
     return [pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False) for array in arrays]
 
 
 def local_ms(time: Value, zone: str | None) -> Any:
-    """The milliseconds by the clocks of a zone."""
+    """Return the milliseconds by the clocks of a zone."""
     (utc,) = ms_of(time)
     if zone is None:
         return utc
@@ -85,7 +85,7 @@ def _months_since_1970(ms: Any) -> Any:
 
 
 def _first_ms(months: Any) -> Any:
-    """The milliseconds at which months (since 1970) begin."""
+    """Return the milliseconds at which months (since 1970) begin."""
     return months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * _DAY
 
 
@@ -107,7 +107,7 @@ def _weekday(ms: Any) -> Any:
 
 
 def _thursday(ms: Any) -> Any:
-    """The Thursday of the week, which decides to which year the week belongs (ISO 8601)."""
+    """Return the Thursday of the week, which decides to which year the week belongs (ISO 8601)."""
     return ms + (3 - _weekday(ms)) * _DAY
 
 
@@ -260,7 +260,7 @@ def _time_bucket(width: Any, time: Value, origin: Any = None) -> Value:
 
 
 def _range_start(width: Any, time: Value, origin: Any, usual_ms: int) -> Value:
-    """The start of the range that holds the time. One starts at the `origin` (None: `usual_ms` after 1970)."""
+    """Return the start of the range that holds the time. One starts at the `origin` (None: `usual_ms` after 1970)."""
     first = usual_ms if origin is None else round(origin.timestamp() * 1000)
     step = round(width.total_seconds() * 1000)
     if step <= 0:

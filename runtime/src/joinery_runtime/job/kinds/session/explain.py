@@ -113,7 +113,7 @@ def _lines(aggregation: Aggregation, aggregated: Aggregated) -> Iterator[tuple[s
 
 
 def selected_lines(columns: Sequence[OutputField]) -> Iterator[tuple[str, str]]:
-    """The expressions that are emitted (G11)."""
+    """Yield the expressions that are emitted (G11)."""
     for column in columns:
         if column.expression is not None:
             yield "selected", f"{column.name} = {column.expression}"
@@ -143,7 +143,7 @@ def _emitted(aggregation: Aggregation, aggregated: Aggregated) -> str:
 
 
 def _late(aggregation: Aggregation, aggregated: Aggregated) -> str:
-    """What happens to late rows, in words (rules S4, S5, S8 and G3)."""
+    """Return what happens to late rows, in words (rules S4, S5, S8 and G3)."""
     if aggregated.never_late:
         return f"none: {aggregated.never_late}"
     late = f"{format_duration(aggregation.allowed_lateness)} [allowedLateness]"
@@ -156,7 +156,7 @@ def _late(aggregation: Aggregation, aggregated: Aggregated) -> str:
 
 
 def _row_bytes(aggregation: Aggregation, types: Mapping[str, ColumnType]) -> int:
-    """The bytes of a stored row. An accumulator counts once, however many aggregates use it."""
+    """Return the bytes of a stored row. An accumulator counts once, however many aggregates use it."""
     widths = {name: BYTES[kind.name] for name, kind in types.items()}
     groups = sum(widths.get(name, COMPUTED_BYTES) for name in aggregation.group_by)
     states = {
@@ -170,7 +170,7 @@ def _row_bytes(aggregation: Aggregation, types: Mapping[str, ColumnType]) -> int
 
 
 def _accumulator_bytes(state: str, width: int, method: str | None) -> int:
-    """The bytes of an aggregate's state, whose columns are `width` bytes wide."""
+    """Return the bytes of an aggregate's state, whose columns are `width` bytes wide."""
     if state == "count_distinct":
         return _SKETCH_BYTES if method == "hll" else 4 + _DISTINCT_VALUES * width
     if state == "array_agg":

@@ -77,8 +77,8 @@ class GroupedDraft(JobDraft):
         return items(self.data, *self.at, name)
 
     def output_name(self, column: Any) -> Any:
-        """The name in the output of a column that no `select` renames: that of a group loses its input's. What is no
-        name stays as it is."""
+        """Return the name in the output of a column that no `select` renames: that of a group loses its input's. What
+        is no name stays as it is."""
         known = isinstance(column, str) and column in (self.columns or {})
         ref = reference(column) if known and len(self.at) > 1 else None
         return ref.column if ref is not None else column
@@ -104,7 +104,7 @@ class GroupedDraft(JobDraft):
         return [*groups, *handed_on, *(name for function, _, name in calls if function == LIST_MAKER)]
 
     def numbered(self) -> GroupedDraft:
-        """The job whose rows `topN` numbers (R6)."""
+        """Return the job whose rows `topN` numbers (R6)."""
         return replace(self, window=(*self.window, ROW_NUMBER))
 
 
@@ -120,7 +120,7 @@ def _broken(data: Mapping[str, Any]) -> list[Finding]:
 
 
 def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
-    """Applies the rules to what the SQL stands for; each finding is at the SQL."""
+    """Apply the rules to what the SQL stands for; each finding is at the SQL."""
     spec, inputs = data["spec"], _take_apart(data).inputs
     for name in FROM_SQL:
         if spec.get(name):
@@ -231,7 +231,7 @@ def _names(draft: GroupedDraft) -> Iterator[Finding]:
 
 
 def _next_reader(draft: GroupedDraft) -> str | None:
-    """The field whose step reads the rows of this aggregate; None: they are emitted."""
+    """Return the field whose step reads the rows of this aggregate; None: they are emitted."""
     if dig(draft.data, *draft.at, "then") is not None:
         return "then"
     return "topN" if dig(draft.data, "spec", "topN") is not None else None
@@ -354,7 +354,7 @@ def _retractions(draft: GroupedDraft) -> Iterator[Finding]:
 
 
 def _selects_its_key(draft: GroupedDraft) -> Iterator[Finding]:
-    """Requires group columns and session_id in the output if there is no upsertKey: the table has a row for each."""
+    """Require group columns and session_id in the output if there is no upsertKey: the table has a row for each."""
     for at, output in output_rules.outputs(draft.data):
         target, named = output.get("postgres"), _columns_of(output, draft)
         if not isinstance(target, Mapping) or target.get("upsertKey") or named is None:
@@ -368,7 +368,8 @@ def _selects_its_key(draft: GroupedDraft) -> Iterator[Finding]:
 
 
 def _session_columns(draft: GroupedDraft) -> list[str] | None:
-    """The columns that sessions have: groups, those of the window, aggregates. None while a mistake hides one."""
+    """Return the columns that sessions have: groups, those of the window, aggregates. None while a mistake hides
+    one."""
     groups = draft.fields("groupBy")
     aggregates = [dig(aggregate, "as") for aggregate in draft.fields("aggregates")]
     names = [*groups, *draft.window, *aggregates]
@@ -377,7 +378,7 @@ def _session_columns(draft: GroupedDraft) -> list[str] | None:
 
 
 def _row_columns(draft: GroupedDraft) -> dict[str, str] | None:
-    """The columns that a key of an output may name, each with the column of sessions that it shows; empty for an
+    """Return the columns that a key of an output may name, each with the column of sessions that it shows; empty for an
     expression over these."""
     session_columns, chosen = _session_columns(draft), items(draft.data, *_SELECT)
     if session_columns is None or not chosen:
@@ -390,7 +391,7 @@ def _row_columns(draft: GroupedDraft) -> dict[str, str] | None:
 
 
 def _columns_of(output: Mapping[str, Any], draft: GroupedDraft) -> dict[str, str] | None:
-    """The columns that an output has, each with the column of sessions that it shows."""
+    """Return the columns that an output has, each with the column of sessions that it shows."""
     columns = _row_columns(draft)
     if columns is not None and dig(draft.data, *draft.at, "emitRetractions") is True:
         columns = {**columns, RETRACTED: RETRACTED}
@@ -401,7 +402,7 @@ def _columns_of(output: Mapping[str, Any], draft: GroupedDraft) -> dict[str, str
 
 
 def unknown(at: Loc, name: Any, draft: GroupedDraft) -> Iterator[Finding]:
-    """Yields a finding unless an input or `compute` has a column of this name; none while columns are unknown."""
+    """Yield a finding unless an input or `compute` has a column of this name; none while columns are unknown."""
     if draft.columns is None or not isinstance(name, str) or not name:
         return
     computed = (dig(computed_column, "as") for computed_column in draft.fields("compute"))

@@ -78,7 +78,7 @@ def has_order(type_name: str) -> bool:
 
 
 def takes_text(function: str) -> str:
-    """The types that an aggregate takes, for messages."""
+    """Return the types that an aggregate takes, for messages."""
     accepted = _accepted_types(function)
     if accepted is None:
         return "all types but boolean and binary"
@@ -95,7 +95,7 @@ def _accepted_types(function: str) -> frozenset[str] | None:
 
 
 def shares_values(function: str) -> str:
-    """The name of the set of values that a function with a `limit` has in the state; equal names share one."""
+    """Return the name of the set of values that a function with a `limit` has in the state; equal names share one."""
     families = {**dict.fromkeys(_LISTS, "array_agg"), **dict.fromkeys(_EXACT_PERCENTILES, "percentile")}
     return families.get(function, function)
 
@@ -153,13 +153,14 @@ class Aggregate(Model):
         return condition_text(self.where, columns) if self.where is not None else None
 
     def arguments(self, columns: Collection[str]) -> str:
-        """What the state's columns are named after, beside the function; `columns` are as in `condition_text`."""
+        """Return what the state's columns are named after, beside the function; `columns` are as in
+        `condition_text`."""
         return arguments_text(self.columns, self.condition(columns))
 
 
 def condition_text(where: str, columns: Collection[str]) -> str:
-    """A condition in one way of writing: what identifies it. `columns` are those that it may read; where these have no
-    input's name before them, the name of the only input is left out."""
+    """Return a condition in one way of writing: what identifies it. `columns` are those that it may read; where these
+    have no input's name before them, the name of the only input is left out."""
     try:
         tree = parse_tree(where)
     except SqlglotError:
@@ -171,7 +172,7 @@ def condition_text(where: str, columns: Collection[str]) -> str:
 
 
 def arguments_text(columns: Sequence[str], condition: str | None) -> str:
-    """The arguments of an aggregate, as the names of the state's columns have them."""
+    """Return the arguments of an aggregate, as the names of the state's columns have them."""
     kept = [f"FILTER (WHERE {condition})"] if condition is not None else []
     return " ".join([*([", ".join(columns)] if columns else []), *kept])
 

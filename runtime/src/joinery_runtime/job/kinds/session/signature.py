@@ -25,8 +25,8 @@ _ACCUMULATOR = re.compile(r"\$(?P<function>\w+)\((?P<arguments>.*)\)[^()]*", re.
 def aggregate_fields(
     aggregation: Aggregation, types: Mapping[str, ColumnType | str], stored: Sequence[str]
 ) -> dict[str, Any]:
-    """The fields of a signature for what is aggregated. `types` are the columns that groups and aggregates may name,
-    `stored` those of the part of the state: groups, then accumulators such as `$sum(amount)`."""
+    """Return the fields of a signature for what is aggregated. `types` are the columns that groups and aggregates may
+    name, `stored` those of the part of the state: groups, then accumulators such as `$sum(amount)`."""
     origins = _origins_of_parts(aggregation, types)
     return {
         "groups": [[name, origin(aggregation, types, name)] for name in aggregation.group_by],
@@ -43,8 +43,8 @@ def aggregate_fields(
 
 
 def origin(aggregation: Aggregation, types: Mapping[str, ColumnType | str], column: str) -> Origin:
-    """What a column of the state holds: its declared type (empty for no column), or its expression with the types of
-    the columns that the expression reads."""
+    """Return what a column of the state holds: its declared type (empty for no column), or its expression with the
+    types of the columns that the expression reads."""
     if column in types or not column:
         return str(types.get(column, ""))
     text = next(computed.expression for computed in aggregation.compute if computed.as_ == column)
@@ -52,7 +52,7 @@ def origin(aggregation: Aggregation, types: Mapping[str, ColumnType | str], colu
 
 
 def column_origins(aggregation: Aggregation, types: Mapping[str, ColumnType]) -> dict[str, str]:
-    """What each column of an aggregate's rows holds, in words, by the name that the next aggregate writes."""
+    """Return what each column of an aggregate's rows holds, in words, by the name that the next aggregate writes."""
     origins = dict.fromkeys(aggregation.form.columns, "int64")
     for name, column in aggregation.columns_by_name.items():
         if column in aggregation.group_by:
@@ -66,8 +66,8 @@ def column_origins(aggregation: Aggregation, types: Mapping[str, ColumnType]) ->
 
 
 def _origins_of_parts(aggregation: Aggregation, types: Mapping[str, ColumnType | str]) -> dict[str, Origin]:
-    """What aggregates of two columns, or with a condition, are computed of: all parts together, by the arguments in the
-    names of their columns."""
+    """Return what aggregates of two columns, or with a condition, are computed of: all parts together, by the arguments
+    in the names of their columns."""
     expressions = {computed.as_: computed.expression for computed in aggregation.compute}
     origins: dict[str, Origin] = {}
     for aggregate in aggregation.aggregates:
@@ -84,7 +84,7 @@ def _origins_of_parts(aggregation: Aggregation, types: Mapping[str, ColumnType |
 
 
 def _reference_text(name: str, types: Mapping[str, ColumnType | str]) -> str:
-    """A column as an expression names it."""
+    """Return a column as an expression names it."""
     relation, _, column = name.partition(".")
     if column in types or not column:
         return exp.column(column or relation, quoted=True).sql()
@@ -99,8 +99,8 @@ def _read_types(expression: str, types: Mapping[str, ColumnType | str]) -> dict[
 
 
 def called_functions(expression: str, types: Mapping[str, ColumnType | str]) -> list[tuple[str, str]]:
-    """The functions of the job's own that an expression calls, as `SCORE()`, with what they return; `types` has them by
-    these names."""
+    """Return the functions of the job's own that an expression calls, as `SCORE()`, with what they return; `types` has
+    them by these names."""
     calls = {f"{node.name.upper()}()" for node in _tree(expression, types).find_all(exp.Anonymous)}
     return [(name, str(types[name])) for name in sorted(calls & types.keys())]
 
@@ -110,8 +110,8 @@ def _qualified(column: exp.Column) -> str:
 
 
 def _tree(expression: str, columns: Collection[str]) -> exp.Expr:
-    """The parsed expression. `columns` are those that it may read; where these have no input's name before them, the
-    name of the only input is left out."""
+    """Return the parsed expression. `columns` are those that it may read; where these have no input's name before them,
+    the name of the only input is left out."""
     try:
         tree = parse_tree(expression)
     except SqlglotError:
@@ -128,7 +128,7 @@ Signed = Mapping[str, Any]
 
 
 def aggregate_refusals(old: Signed, new: Signed) -> Iterator[str]:
-    """Yields why the state cannot be used although the inputs are the same."""
+    """Yield why the state cannot be used although the inputs are the same."""
     was, now = old["groups"], new["groups"]
     names = [[name for name, _ in groups] for groups in (was, now)]
     if names[0] != names[1] or not all(_is_same_origin(a[1], b[1]) for a, b in zip(was, now, strict=True)):
