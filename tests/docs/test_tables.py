@@ -53,6 +53,17 @@ def words(cell: str) -> int:
 TABLES = [table for page in READ_PAGES for table in tables(page)]
 
 
+def test_every_row_of_cells_belongs_to_a_table() -> None:
+    stray = []
+    for page in PAGES:
+        before = ""
+        for line in prose(page).splitlines():
+            if line.startswith("|") and not before.startswith("|") and before.strip():
+                stray.append(f"{page.relative_to(ROOT)}: {line[:60]!r} follows on {before[:60]!r}")
+            before = line
+    assert not stray
+
+
 def test_every_column_has_a_noun_as_its_header() -> None:
     assert len(TABLES) > 100
     wrong = [
