@@ -24,6 +24,7 @@ from joinery_operator.names import ChildNames
 from joinery_operator.reconcile import context, rollout
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.desired import DesiredJob
+from joinery_operator.reconcile.rollout_observation import classify
 from joinery_operator.reconcile.rollout_table import (
     TABLE,
     NewDriver,
@@ -236,7 +237,7 @@ def what_counts(cluster: SimulatedCluster) -> Hashable:
     status = cluster.status
     ctx = ReconcileContext(cluster.observed(), status)
     return (
-        rollout.classify(ctx, status),
+        classify(ctx, status),
         ctx.suspended,
         status.held,
         frozenset((kind_of(pod), pod["status"]["phase"]) for pod in cluster.alive("")),

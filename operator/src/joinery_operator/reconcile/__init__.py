@@ -37,14 +37,8 @@ from joinery_operator.reconcile.figures import due_status, next_report, with_fig
 from joinery_operator.reconcile.phase import JobPhase, deletion_phase, job_phase
 from joinery_operator.reconcile.places import state_place_text, written_outputs
 from joinery_operator.reconcile.reasons import INCOMPLETE, NOT_ALLOWED
-from joinery_operator.reconcile.rollout import (
-    advance_rollout,
-    deadline,
-    is_rejected,
-    record_hold,
-    record_proof,
-    without_deadline,
-)
+from joinery_operator.reconcile.rollout import advance_rollout, record_hold, record_proof, without_deadline
+from joinery_operator.reconcile.rollout_observation import deadline, is_rejected
 from joinery_runtime.job.crd import BLUE_GREEN, SAVEPOINT, Status
 
 __all__ = ["FINALIZER", "reconcile"]

@@ -95,22 +95,18 @@ def reconcile_blue_green(observed: ObservedBlueGreen) -> Decision:
 
 def _decision(ctx: BlueGreenContext, state: BlueGreenState, actions: tuple[Action, ...]) -> Decision:
     reported = tuple(blue_green_events(ctx, state))
-    return Decision(None if state == ctx.state else state, actions, reported, _again_after(ctx, state))
-
-
-def _again_after(ctx: BlueGreenContext, state: BlueGreenState) -> float | None:
-    if ctx.pause_scope == "everything" or (
-        state.candidate is None
-        and not state.old
-        and not ctx.observed.shared_places  # no watch reports that another job leaves a place
-        and running(state).keys() >= ctx.jobs.keys()
-    ):
-        return None
+    waits = ctx.pause_scope != "everything" and (
+        state.candidate is not None
+        or bool(state.old)
+        or bool(ctx.observed.shared_places)  # no watch reports that another job leaves a place
+        or not running(state).keys() >= ctx.jobs.keys()
+    )
     moments: list[datetime] = [old.until for old in state.old]
     if state.candidate is not None and (stable_at := ctx.stable_at(state.candidate)) is not None:
         moments.append(stable_at)
     delays = [(moment - ctx.now).total_seconds() for moment in moments]
-    return max(min([delay for delay in delays if delay > 0] + [_LOOK_SECONDS]), _SOONEST_SECONDS)
+    again_after = max(min([delay for delay in delays if delay > 0] + [_LOOK_SECONDS]), _SOONEST_SECONDS)
+    return Decision(None if state == ctx.state else state, actions, reported, again_after if waits else None)
 
 
 # --- which job has which role -----------------------------------------------------------------------------------------

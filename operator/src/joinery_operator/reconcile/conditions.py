@@ -19,7 +19,8 @@ from joinery_operator.reconcile.reasons import (
     listed,
     sentence,
 )
-from joinery_operator.reconcile.rollout import is_paused, way_out
+from joinery_operator.reconcile.rollout import way_out
+from joinery_operator.reconcile.rollout_observation import is_paused
 from joinery_runtime.job.crd import Condition, Status
 from joinery_runtime.job.model.wording import listed as listed_words
 

@@ -102,25 +102,7 @@ def delete_state(ctx: ReconcileContext, status: Status) -> DeletionStep:
     job_pods = _job_pods(ctx)
     if not all(ctx.is_inactive(pod) for pod in job_pods) or _BY_KUBERNETES & set(ctx.finalizers):
         return DeletionStep(status, tuple(stop(job_pods)))
-    return _run_pod(ctx, status, ctx.delete_state)
-
-
-def release(ctx: ReconcileContext, status: Status) -> DeletionStep:
-    """Lets a job go whose namespace is being deleted, and says that its state stays, if it was to be deleted."""
-    done = ctx.delete_state is not None and ctx.delete_state.succeeded
-    left: tuple[Event, ...] = ()
-    if ctx.spec.get("cleanup") != "retainState" and not done and _has_state(ctx, status):
-        reason = f"namespace {ctx.metadata['namespace']} is being deleted, so no pod can delete it"
-        left = (replace(_left_behind(ctx.observed.resource, status, reason), outlives_namespace=True),)
-    return DeletionStep(status, (_set_finalizer(ctx, keep=False),), events=left)
-
-
-def _job_pods(ctx: ReconcileContext) -> list[PodObservation]:
-    return [*ctx.drivers.values(), *ctx.checks.values()]
-
-
-def _run_pod(ctx: ReconcileContext, status: Status, pod: PodObservation | None) -> DeletionStep:
-    tries = status.deletion or Deletion()
+    tries, pod = status.deletion or Deletion(), ctx.delete_state
     waits = tries.not_before is not None and ctx.now < tries.not_before
     if ctx.observed.namespace_ends and (pod is None or (pod.ended_at is not None and not pod.succeeded)):
         return release(ctx, status)
@@ -144,6 +126,20 @@ def _run_pod(ctx: ReconcileContext, status: Status, pod: PodObservation | None) 
         return DeletionStep(status.model_copy(update={"deletion": tries}), fault=fault)
     retry = () if waits or pod.deletion_time else (Delete("Pod", pod.name, pod.uid),)
     return DeletionStep(status, retry, fault)
+
+
+def release(ctx: ReconcileContext, status: Status) -> DeletionStep:
+    """Lets a job go whose namespace is being deleted, and says that its state stays, if it was to be deleted."""
+    done = ctx.delete_state is not None and ctx.delete_state.succeeded
+    left: tuple[Event, ...] = ()
+    if ctx.spec.get("cleanup") != "retainState" and not done and _has_state(ctx, status):
+        reason = f"namespace {ctx.metadata['namespace']} is being deleted, so no pod can delete it"
+        left = (replace(_left_behind(ctx.observed.resource, status, reason), outlives_namespace=True),)
+    return DeletionStep(status, (_set_finalizer(ctx, keep=False),), events=left)
+
+
+def _job_pods(ctx: ReconcileContext) -> list[PodObservation]:
+    return [*ctx.drivers.values(), *ctx.checks.values()]
 
 
 def _create_pod(ctx: ReconcileContext, status: Status) -> DeletionStep:

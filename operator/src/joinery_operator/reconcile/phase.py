@@ -19,7 +19,8 @@ from joinery_operator.reconcile.reasons import (
     listed,
     sentence,
 )
-from joinery_operator.reconcile.rollout import blocking_reason, is_paused, way_out
+from joinery_operator.reconcile.rollout import blocking_reason, way_out
+from joinery_operator.reconcile.rollout_observation import is_paused
 from joinery_operator.reconcile.rollout_table import STAGES, stage_of
 from joinery_runtime.job.crd import DriverAttempt, Status
 from joinery_runtime.job.crd.status import Phase

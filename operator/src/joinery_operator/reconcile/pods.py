@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -72,33 +72,29 @@ class PodObservation:
 
 
 def observe_pod(pod: Manifest) -> PodObservation:
-    metadata, status = pod["metadata"], pod.get("status") or {}
-    main_status = _main_status(status)
-    main = _termination_of(main_status)
-    terminations = _explaining_terminations(status, main)
-    reported = next((text for termination in terminations if (text := (termination.get("message") or "").strip())), "")
-    ending = _parse_model(Ending, reported)
-    created = _parse_time(metadata["creationTimestamp"])
+    metadata, status = pod["metadata"], _PodStatus(pod.get("status") or {})
+    main, created = status.main, _parse_time(metadata["creationTimestamp"])
+    initialized_at = status.condition_time("Initialized")
     return PodObservation(
         name=metadata["name"],
         uid=metadata["uid"],
         created_at=created,
         deletion_time=_parse_time(metadata["deletionTimestamp"]) if metadata.get("deletionTimestamp") else None,
-        ended_at=_ended_at(status, main, created),
-        ready=_condition_of(status, "Ready") is not None,
-        not_ready_since=_condition_time(status, "Ready", "False") or created,
-        waiting_for=_waiting_for(status),
-        started=main is not None or _is_running(main_status),
-        initialized=main is not None or _condition_time(status, "Initialized") is not None or _is_running(main_status),
-        steps=_count_steps(status),
-        disruption=_disruption_fault(status),
-        ending=ending,
-        check_result=_parse_model(StateCheck, reported),
-        savepoint=_parse_model(SavepointResult, reported),
-        succeeded=status.get("phase") == "Succeeded" or (main is not None and main.get("exitCode") == 0),
-        end_reason=_end_reason(status, terminations, ending),
-        end_message=_end_message(status, terminations, ending, reported),
-        fault=_find_fault(status),
+        ended_at=status.end_time(created) if status.has_ended else None,
+        ready=status.condition("Ready") is not None,
+        not_ready_since=status.condition_time("Ready", "False") or created,
+        waiting_for=status.waiting_for,
+        started=main.terminated is not None or main.is_running,
+        initialized=main.terminated is not None or initialized_at is not None or main.is_running,
+        steps=status.steps,
+        disruption=status.disruption,
+        ending=status.ending,
+        check_result=_parse_model(StateCheck, status.reported),
+        savepoint=_parse_model(SavepointResult, status.reported),
+        succeeded=status.phase == "Succeeded" or main.has_succeeded,
+        end_reason=status.end_reason,
+        end_message=status.end_message,
+        fault=status.fault,
     )
 
 
@@ -113,131 +109,136 @@ def _parse_model(model: Any, text: str) -> Any:
         return None
 
 
-def _container_statuses(status: Manifest) -> Iterator[Manifest]:
-    yield from status.get("initContainerStatuses") or ()
-    yield from status.get("containerStatuses") or ()
+class _ContainerStatus:
+    """One of a pod's `containerStatuses`, or of its `initContainerStatuses`."""
+
+    def __init__(self, status: Manifest) -> None:
+        state = status.get("state") or {}
+        self.name, self.image = status.get("name", "?"), status.get("image", "?")
+        self.waiting: Manifest | None = state.get("waiting")
+        self.is_running = state.get("running") is not None
+        self.terminated: Manifest | None = state.get("terminated")
+
+    @property
+    def has_succeeded(self) -> bool:
+        return self.terminated is not None and self.terminated.get("exitCode") == 0
 
 
-def _main_status(status: Manifest) -> Manifest:
-    main_containers = (
-        container for container in status.get("containerStatuses") or () if container.get("name") == MAIN_CONTAINER
-    )
-    return next(main_containers, {})
+class _PodStatus:
+    """A pod's `status`, as the API server has it."""
 
+    def __init__(self, status: Manifest) -> None:
+        self._conditions: Sequence[Manifest] = status.get("conditions") or ()
+        self._reason, self._message = status.get("reason") or "", status.get("message") or ""
+        self._init_containers = [_ContainerStatus(entry) for entry in status.get("initContainerStatuses") or ()]
+        containers = [_ContainerStatus(entry) for entry in status.get("containerStatuses") or ()]
+        self._containers = [*self._init_containers, *containers]
+        self.phase = status.get("phase")
+        self.main = next((entry for entry in containers if entry.name == MAIN_CONTAINER), _ContainerStatus({}))
+        # The ends that explain the pod's end. Containers beside ours do not matter.
+        self._terminations = [
+            entry.terminated
+            for entry in self._init_containers
+            if entry.terminated is not None and not entry.has_succeeded
+        ]
+        if self.main.terminated is not None:
+            self._terminations = [self.main.terminated]
+        messages = ((termination.get("message") or "").strip() for termination in self._terminations)
+        self.reported = next(filter(None, messages), "")
+        """What the process of the pod has written as its last words."""
+        self.ending: Ending | None = _parse_model(Ending, self.reported)
 
-def _count_steps(status: Manifest) -> int:
-    """Count the pod's steps. Each counts once, because a restart is no progress."""
-    steps = sum(
-        _condition_time(status, condition) is not None for condition in ("PodScheduled", "Initialized", "Ready")
-    )
-    for container in _container_statuses(status):
-        ended = _termination_of(container)
-        steps += (ended is not None or _is_running(container)) + (ended is not None and ended.get("exitCode") == 0)
-    return steps
+    def condition(self, kind: str, value: str = "True") -> Manifest | None:
+        """Return the condition of this type, if it has this value."""
+        matching = (entry for entry in self._conditions if (entry.get("type"), entry.get("status")) == (kind, value))
+        return next(matching, None)
 
+    def condition_time(self, kind: str, value: str = "True") -> datetime | None:
+        since = (self.condition(kind, value) or {}).get("lastTransitionTime")
+        return _parse_time(since) if since else None
 
-def _termination_of(container: Manifest) -> Mapping[str, Any] | None:
-    return (container.get("state") or {}).get("terminated")
+    @property
+    def steps(self) -> int:
+        """How far the pod got. Each step counts once, because a restart is no progress."""
+        conditions = ("PodScheduled", "Initialized", "Ready")
+        steps = sum(self.condition_time(condition) is not None for condition in conditions)
+        for container in self._containers:
+            steps += (container.terminated is not None or container.is_running) + container.has_succeeded
+        return steps
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the pod has ended. Only the driver counts: containers beside it (a service mesh's, say) may run for
+        ever."""
+        return self.main.terminated is not None or self.phase in {"Succeeded", "Failed"}
 
-def _is_running(container: Manifest) -> bool:
-    return (container.get("state") or {}).get("running") is not None
+    def end_time(self, default: datetime) -> datetime:
+        """Return when the pod, which has ended, did so; `default` if no container says it."""
+        if self.main.terminated is not None and self.main.terminated.get("finishedAt"):
+            return _parse_time(self.main.terminated["finishedAt"])
+        times = ((container.terminated or {}).get("finishedAt") for container in self._containers)
+        return max((_parse_time(time) for time in times if time), default=default)
 
+    @property
+    def end_reason(self) -> str:
+        if self.ending is not None and self.ending.kind:
+            return self.ending.kind
+        reasons = [termination.get("reason") or "" for termination in self._terminations]
+        return next(filter(None, [*reasons, self._reason]), "Error")
 
-def _explaining_terminations(status: Manifest, main: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """Return the ends of containers that explain the pod's end. Containers beside ours do not matter."""
-    if main is not None:
-        return [main]
-    first = [_termination_of(container) for container in status.get("initContainerStatuses") or ()]
-    return [termination for termination in first if termination is not None and termination.get("exitCode") != 0]
+    @property
+    def end_message(self) -> str:
+        if self.ending is not None and self.ending.error:
+            return cut(self.ending.error)
+        exits = [
+            f"exit code {termination['exitCode']} ({termination.get('reason') or 'no reason'})"
+            for termination in self._terminations
+            if "exitCode" in termination
+        ]
+        return cut(sentence(*exits[:1], self._reason, self._message, self.reported))
 
+    @property
+    def disruption(self) -> Fault | None:
+        """Why others ended or delete the pod, if Kubernetes says so."""
+        if self._reason in _DISRUPTIONS:
+            return Fault(self._reason, cut(self._message))
+        condition = self.condition("DisruptionTarget")
+        if condition is None:
+            return None
+        reason, message = condition.get("reason") or "DisruptionTarget", cut(condition.get("message") or "")
+        # If its kubelet stopped answering, the control plane changes only the status of a ready pod's condition, which
+        # has no reason; a kubelet that says that a pod is not ready writes one (`ContainersNotReady`, say).
+        not_ready = self.condition("Ready", "False") or {}
+        marked = None if not_ready.get("reason") else self.condition_time("Ready", "False")
+        deleted = self.condition_time("DisruptionTarget")
+        if reason == _BY_TAINT and marked is not None and deleted is not None and marked < deleted:
+            return Fault(NODE_UNREACHABLE, f"the node has not answered since {marked:%H:%M:%S} UTC")
+        return Fault(reason, message)
 
-def _ended_at(status: Manifest, main: Mapping[str, Any] | None, created: datetime) -> datetime | None:
-    """Return when the pod ended. Only the driver counts: containers beside it (a service mesh's, say) may run for
-    ever."""
-    phase_over = status.get("phase") in {"Succeeded", "Failed"}
-    if main is None and not phase_over:
-        return None
-    times = [
-        termination["finishedAt"]
-        for termination in map(_termination_of, _container_statuses(status))
-        if termination and termination.get("finishedAt")
-    ]
-    if main is not None and main.get("finishedAt"):
-        times = [main["finishedAt"]]
-    return max((_parse_time(text) for text in times), default=created)
+    @property
+    def fault(self) -> Fault | None:
+        """What keeps the pod from running."""
+        for container in self._containers:
+            waiting = container.waiting or {}
+            reason, message = waiting.get("reason") or "", waiting.get("message") or ""
+            if reason in _PULLING:
+                return Fault(IMAGE_PULL, cut(sentence(reason, f"image {container.image}", message)))
+            if reason not in _NORMAL_WAITS:
+                return Fault(NOT_CREATED, cut(sentence(reason, message)))
+        unscheduled = self.condition("PodScheduled", "False")
+        if unscheduled is None:
+            return None
+        return Fault(UNSCHEDULABLE, cut(sentence(unscheduled.get("reason") or "", unscheduled.get("message") or "")))
 
-
-def _condition_of(status: Manifest, condition: str, value: str = "True") -> Manifest | None:
-    for pod_condition in status.get("conditions") or ():
-        if pod_condition.get("type") == condition and pod_condition.get("status") == value:
-            return pod_condition  # type: ignore[no-any-return]
-    return None
-
-
-def _condition_time(status: Manifest, condition: str, value: str = "True") -> datetime | None:
-    since = (_condition_of(status, condition, value) or {}).get("lastTransitionTime")
-    return _parse_time(since) if since else None
-
-
-def _disruption_fault(status: Manifest) -> Fault | None:
-    if status.get("reason") in _DISRUPTIONS:
-        return Fault(status["reason"], cut(status.get("message") or ""))
-    condition = _condition_of(status, "DisruptionTarget")
-    if condition is None:
-        return None
-    reason, message = condition.get("reason") or "DisruptionTarget", cut(condition.get("message") or "")
-    # If its kubelet stopped answering, the control plane changes only the status of a ready pod's condition, which has
-    # no reason; a kubelet that says that a pod is not ready writes one (`ContainersNotReady`, say).
-    not_ready = _condition_of(status, "Ready", "False") or {}
-    marked = None if not_ready.get("reason") else _condition_time(status, "Ready", "False")
-    deleted = _condition_time(status, "DisruptionTarget")
-    if reason == _BY_TAINT and marked is not None and deleted is not None and marked < deleted:
-        return Fault(NODE_UNREACHABLE, f"the node has not answered since {marked:%H:%M:%S} UTC")
-    return Fault(reason, message)
-
-
-def _end_reason(status: Manifest, terminations: list[Mapping[str, Any]], ending: Ending | None) -> str:
-    if ending is not None and ending.kind:
-        return ending.kind
-    reasons = [termination.get("reason") or "" for termination in terminations]
-    return next((reason for reason in [*reasons, status.get("reason") or ""] if reason), "Error")
-
-
-def _end_message(status: Manifest, terminations: list[Mapping[str, Any]], ending: Ending | None, reported: str) -> str:
-    if ending is not None and ending.error:
-        return cut(ending.error)
-    exits = [
-        f"exit code {termination['exitCode']} ({termination.get('reason') or 'no reason'})"
-        for termination in terminations
-        if "exitCode" in termination
-    ]
-    return cut(sentence(*exits[:1], status.get("reason") or "", status.get("message") or "", reported))
-
-
-def _find_fault(status: Manifest) -> Fault | None:
-    for container in _container_statuses(status):
-        waiting = (container.get("state") or {}).get("waiting") or {}
-        reason, message = waiting.get("reason") or "", waiting.get("message") or ""
-        if reason in _PULLING:
-            return Fault(IMAGE_PULL, cut(sentence(reason, f"image {container.get('image', '?')}", message)))
-        if reason not in _NORMAL_WAITS:
-            return Fault(NOT_CREATED, cut(sentence(reason, message)))
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return Fault(UNSCHEDULABLE, cut(sentence(condition.get("reason") or "", condition.get("message") or "")))
-    return None
-
-
-def _waiting_for(status: Manifest) -> str:
-    """Return what the pod waits for: the first container that waits, else the init container that runs, else the
-    driver."""
-    for container in _container_statuses(status):
-        waiting = (container.get("state") or {}).get("waiting")
-        if waiting is not None:
-            words = sentence(waiting.get("reason") or "", waiting.get("message") or "")
-            return cut(f"container {container.get('name', '?')} waits: {words or 'no reason is told'}")
-    for container in status.get("initContainerStatuses") or ():
-        if _is_running(container):
-            return f"container {container.get('name', '?')} runs first"
-    return "the driver runs and is not ready" if _is_running(_main_status(status)) else "no container of it was started"
+    @property
+    def waiting_for(self) -> str:
+        """What the pod waits for: the first container that waits, else the init container that runs, else the
+        driver."""
+        for container in self._containers:
+            if container.waiting is not None:
+                words = sentence(container.waiting.get("reason") or "", container.waiting.get("message") or "")
+                return cut(f"container {container.name} waits: {words or 'no reason is told'}")
+        for container in self._init_containers:
+            if container.is_running:
+                return f"container {container.name} runs first"
+        return "the driver runs and is not ready" if self.main.is_running else "no container of it was started"

@@ -1,6 +1,6 @@
 """The rollout of another revision as one table: from which stage, when, what is done, to which stage.
 
-`rollout` classifies what was observed into a `RolloutObservation` and carries out its row. Every observation has
+`rollout_observation` classifies what was observed, and `rollout` carries out the row of it. Every observation has
 exactly one row (tests/operator/reconcile/test_rollout_table.py). `make crds` renders docs/rollout-table.md from here.
 """
 
