@@ -47,7 +47,7 @@ def test_the_first_row_inside_a_capped_session_is_warned_of_and_a_run_ends_with_
     progress = JsonProgress(sessions.load(), text, "local[2]")
     totals = Totals(dropped={"clicks": {"closed": 87}})
     progress.listener.committed(CommittedEpoch(report(rows_in={"clicks": 9}, totals=totals), 0.25))
-    progress.ended("once")
+    progress.show_end("once")
     assert words in [line.get("message") for line in json_lines(text)]
 
 

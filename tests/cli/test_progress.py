@@ -72,7 +72,7 @@ def test_every_event_is_a_line_of_json_with_the_job_and_a_time() -> None:
     progress.listener.started(FakeDriver())  # type: ignore[arg-type]
     progress.listener.committed(CommittedEpoch(report(), 0.25))
     progress.listener.retrying(TROUBLE, 0.5)
-    progress.ended("stopped")
+    progress.show_end("stopped")
     progress.listener.warned("hot")
     *lines, noticed = json_lines(text)
     assert [line["event"] for line in lines] == ["warning", "started", "epoch", "trouble", "ended"]
@@ -126,7 +126,7 @@ def test_an_outage_that_lasts_an_hour_is_a_few_lines() -> None:
 def test_the_address_of_the_page_is_in_the_first_line() -> None:
     text = io.StringIO()
     progress = JsonProgress(JOB, text, "local[2]")
-    progress.served("http://127.0.0.1:4711/")
+    progress.show_page("http://127.0.0.1:4711/")
     progress.listener.started(FakeDriver())  # type: ignore[arg-type]
     assert json_lines(text)[0]["page"] == "http://127.0.0.1:4711/"
 
@@ -142,7 +142,7 @@ def test_json_says_at_the_end_what_was_late_and_what_would_have_kept_it() -> Non
     text = io.StringIO()
     progress = JsonProgress(JOB, text, "local[2]")
     progress.listener.committed(CommittedEpoch(report(totals=LATE), 0.25))
-    progress.ended("inputs")
+    progress.show_end("inputs")
     late, ended = json_lines(text)[1:]
     assert (late["event"], late["level"], late["message"]) == ("late", "warning", LATE_WORDS)
     assert (late["input"], late["rows"], late["behind_ms"], late["delay_ms"]) == (
@@ -165,7 +165,7 @@ def test_json_proposes_a_delay_at_the_end_where_rows_were_out_of_order_and_not_l
     progress = JsonProgress(JOB, text, "local[2]")
     for disorder in ({"orders": 7, "payments": 300_000}, {"payments": 1}):
         progress.listener.committed(CommittedEpoch(report(disorder=disorder), 0.25))
-    progress.ended("once")
+    progress.show_end("once")
     messages = [line["message"] for line in json_lines(text) if line["event"] == "warning"]
     assert messages == [OUT_OF_ORDER]
 
@@ -207,7 +207,7 @@ def test_json_says_when_there_was_nothing_new(epochs: list[EpochReport]) -> None
     progress = JsonProgress(JOB, text, "local[2]")
     for epoch in epochs:
         progress.listener.committed(CommittedEpoch(epoch, 0.1))
-    progress.ended("inputs")
+    progress.show_end("inputs")
     assert json_lines(text)[-1]["reason"] == "all inputs have ended"
     assert "nothing new to read" in json_lines(text)[-1]["note"]
 
@@ -223,7 +223,7 @@ def test_json_names_inputs_that_have_ended_instead_of_a_watermark() -> None:
 
 def test_json_says_that_latest_is_of_the_first_start() -> None:
     text = io.StringIO()
-    JsonProgress(job(("topic: orders", f"topic: orders\n{8 * ' '}stopAt: latest")), text, "local[2]").ended("inputs")
+    JsonProgress(job(("topic: orders", f"topic: orders\n{8 * ' '}stopAt: latest")), text, "local[2]").show_end("inputs")
     assert "stopAt of orders is latest" in json_lines(text)[-1]["note"]
     assert "joinery run --once" in json_lines(text)[-1]["note"]
 
@@ -356,7 +356,7 @@ def test_a_command_in_a_message_is_not_broken_on_a_narrow_terminal() -> None:
     screen = Screen(JOB, width=40)
     command = "kafka-consumer-groups --describe --members --bootstrap-server kafka-1.example.org:9092"
     screen.progress.warn(f"Another member has the partitions. See who it is with {command}")
-    screen.progress.served("http://127.0.0.1:40227/")
+    screen.progress.show_page("http://127.0.0.1:40227/")
     assert command in screen.text()
     assert "http://127.0.0.1:40227/" in screen.text()
 
@@ -364,7 +364,7 @@ def test_a_command_in_a_message_is_not_broken_on_a_narrow_terminal() -> None:
 def test_the_end_tells_the_totals(screen: Screen) -> None:
     screen.commit(at=101, seconds=1)
     screen.now = 103.5
-    screen.progress.ended("inputs")
+    screen.progress.show_end("inputs")
     assert "orders-payments: all inputs have ended after 3.5 s, 3,000 rows in, 1,500 out\n" in screen.text()
 
 
@@ -399,29 +399,29 @@ def test_the_end_tells_the_totals(screen: Screen) -> None:
 def test_the_end_tells_where_the_rows_are_and_how_to_look(output: str, message: str) -> None:
     screen = Screen(job(("postgres: {table: joined}", output)))
     screen.commit(at=101, seconds=1)
-    screen.progress.ended("inputs")
+    screen.progress.show_end("inputs")
     assert message in " ".join(screen.text().split())
 
 
 def test_the_end_shouts_what_was_late(screen: Screen) -> None:
     screen.commit(101, 1.0, totals=LATE)
-    screen.progress.ended("inputs")
+    screen.progress.show_end("inputs")
     assert " ".join(LATE_WORDS.split()) in " ".join(screen.text().split())
 
 
 def test_the_end_proposes_a_delay(screen: Screen) -> None:
     screen.commit(101, 1.0, disorder={"payments": 300_000})
-    screen.progress.ended("once")
+    screen.progress.show_end("once")
     assert " ".join(OUT_OF_ORDER.split()) in " ".join(screen.text().split())
 
 
 def test_the_end_tells_when_there_was_nothing_new(screen: Screen) -> None:
-    screen.progress.ended("inputs")
+    screen.progress.show_end("inputs")
     assert "0 rows in, 0 out (there was nothing new to read" in screen.text()
 
 
 def test_a_stop_without_rows_does_not(screen: Screen) -> None:
-    screen.progress.ended("stopped")
+    screen.progress.show_end("stopped")
     assert "stopped after 0.0 s, 0 rows in, 0 out\n" in screen.text()
 
 

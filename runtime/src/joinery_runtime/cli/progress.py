@@ -27,7 +27,8 @@ from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.late_rows import closed_inputs, delays_to_name, late_inputs
 from joinery_runtime.engine.loop import Backoff, CommittedEpoch, JobListener, Outage
 from joinery_runtime.engine.messages import RunsOn
-from joinery_runtime.engine.report import Rates, Totals, furthest
+from joinery_runtime.engine.report import Totals, furthest
+from joinery_runtime.engine.reporter import Rates
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin
 from joinery_runtime.job.model.outputs import NamedOutput
@@ -78,46 +79,46 @@ class RunProgress(ABC):
     @property
     def listener(self) -> JobListener:
         return JobListener(
-            self._show_start,
-            self._has_committed,
-            lambda error, pause: self._show_trouble(error, pause) if self._repeats.due("trouble", error) else None,
+            self.show_start,
+            self._after_commit,
+            lambda error, pause: self.show_trouble(error, pause) if self._repeats.due("trouble", error) else None,
             warned=self.warn,
-            waiting=lambda outage: self._show_waiting(outage) if self._repeats.due("waiting", outage.error) else None,
-            recovered=self._has_recovered,
+            waiting=lambda outage: self.show_waiting(outage) if self._repeats.due("waiting", outage.error) else None,
+            recovered=self._after_recovery,
         )
 
-    def _has_committed(self, progress: CommittedEpoch) -> None:
+    def _after_commit(self, progress: CommittedEpoch) -> None:
         self._repeats.over()
-        self._show_commit(progress)
+        self.show_commit(progress)
 
-    def _has_recovered(self, outage: Outage) -> None:
+    def _after_recovery(self, outage: Outage) -> None:
         self._repeats.over()
-        self._show_recovery(outage)
+        self.show_recovery(outage)
 
     @abstractmethod
-    def served(self, page: str) -> None:
-        """Tells the address of the job's page."""
+    def show_page(self, page: str) -> None:
+        """Shows the address of the job's page."""
 
     @abstractmethod
     def warn(self, message: str) -> None: ...
 
     @abstractmethod
-    def ended(self, by: EndedBy) -> None: ...
+    def show_end(self, by: EndedBy) -> None: ...
 
     @abstractmethod
-    def _show_start(self, driver: Driver) -> None: ...
+    def show_start(self, driver: Driver) -> None: ...
 
     @abstractmethod
-    def _show_commit(self, progress: CommittedEpoch) -> None: ...
+    def show_commit(self, progress: CommittedEpoch) -> None: ...
 
     @abstractmethod
-    def _show_trouble(self, error: JoineryError, pause: float) -> None: ...
+    def show_trouble(self, error: JoineryError, pause: float) -> None: ...
 
     @abstractmethod
-    def _show_waiting(self, outage: Outage) -> None: ...
+    def show_waiting(self, outage: Outage) -> None: ...
 
     @abstractmethod
-    def _show_recovery(self, outage: Outage) -> None: ...
+    def show_recovery(self, outage: Outage) -> None: ...
 
 
 @contextmanager
@@ -152,13 +153,13 @@ class JsonProgress(RunProgress):
         self._job, self._disorder = job, dict[str, int]()
         self._page: dict[str, str] = {}
 
-    def served(self, page: str) -> None:
+    def show_page(self, page: str) -> None:
         self._page = {"page": page}
 
     def warn(self, message: str) -> None:
         self._log.warning("warning", message=message)
 
-    def ended(self, by: EndedBy) -> None:
+    def show_end(self, by: EndedBy) -> None:
         late_reports = list(late_inputs(self._totals, input_clocks(self._job)))
         for late in late_reports:
             self._log.warning("late", **late.document(), message=late.words)
@@ -173,7 +174,7 @@ class JsonProgress(RunProgress):
             **note,
         )
 
-    def _show_start(self, driver: Driver) -> None:
+    def show_start(self, driver: Driver) -> None:
         self._ended_before = ended_inputs(driver)
         self._log.info(
             "started",
@@ -184,7 +185,7 @@ class JsonProgress(RunProgress):
             **self._page,
         )
 
-    def _show_commit(self, progress: CommittedEpoch) -> None:
+    def show_commit(self, progress: CommittedEpoch) -> None:
         report = progress.report
         self._totals = report.totals
         self._disorder = furthest(self._disorder, report.disorder)
@@ -215,10 +216,10 @@ class JsonProgress(RunProgress):
             hottest_keys=[asdict(key) for key in report.hottest[:HOTTEST]],
         )
 
-    def _show_trouble(self, error: JoineryError, pause: float) -> None:
+    def show_trouble(self, error: JoineryError, pause: float) -> None:
         self._log.error("trouble", error=str(error), retry_in_seconds=pause)
 
-    def _show_waiting(self, outage: Outage) -> None:
+    def show_waiting(self, outage: Outage) -> None:
         self._log.error(
             "waiting",
             system=outage.error.system,
@@ -227,7 +228,7 @@ class JsonProgress(RunProgress):
             retry_in_seconds=outage.pause,
         )
 
-    def _show_recovery(self, outage: Outage) -> None:
+    def show_recovery(self, outage: Outage) -> None:
         self._log.info("back", system=outage.error.system, since=show_time(round(outage.since * 1000)))
 
 
@@ -246,13 +247,13 @@ class TableProgress(RunProgress):
         self._totals = Totals()
         self._disorder = dict[str, int]()
 
-    def served(self, page: str) -> None:
+    def show_page(self, page: str) -> None:
         self._say(f"the job's page, while it runs: {escape(page)}")
 
     def warn(self, message: str) -> None:
         self._say(f"[bold red]warning:[/] {escape(message)}")
 
-    def ended(self, by: EndedBy) -> None:
+    def show_end(self, by: EndedBy) -> None:
         for late in late_inputs(self._totals, input_clocks(self._job)):
             self.warn(late.words)
         for words in (*closed_inputs(self._totals), *delays_to_name(self._job, self._totals, self._disorder)):
@@ -270,7 +271,7 @@ class TableProgress(RunProgress):
         # Broken by the terminal and not by us, a command or an address can still be copied.
         self._live.console.print(markup, highlight=False, soft_wrap=True)
 
-    def _show_start(self, driver: Driver) -> None:
+    def show_start(self, driver: Driver) -> None:
         self._ended_before = ended_inputs(driver)
         self._rates = Rates(self._clock(), RATE_WINDOW_S)
         replay_note = f", epoch {driver.epoch + 1} is replayed" if driver.pending else ""
@@ -279,18 +280,18 @@ class TableProgress(RunProgress):
             f"{self._job.name} on {location}: generation {driver.generation}, after epoch {driver.epoch}{replay_note}"
         )
 
-    def _show_trouble(self, error: JoineryError, pause: float) -> None:
+    def show_trouble(self, error: JoineryError, pause: float) -> None:
         self._say(f"[red]{escape(str(error))}[/]; trying again in {pause:.1f} s")
 
-    def _show_waiting(self, outage: Outage) -> None:
+    def show_waiting(self, outage: Outage) -> None:
         since = show_time(round(outage.since * 1000))
         words = f"waiting for the {outage.error.system} since {since}, trying again in {outage.pause:.0f} s"
         self._say(f"[red]{escape(str(outage.error))}[/]; {words}")
 
-    def _show_recovery(self, outage: Outage) -> None:
+    def show_recovery(self, outage: Outage) -> None:
         self._say(f"the {outage.error.system} is there again")
 
-    def _show_commit(self, progress: CommittedEpoch) -> None:
+    def show_commit(self, progress: CommittedEpoch) -> None:
         report, now = progress.report, self._clock()
         self._rates.add(now, progress.seconds, {**report.rows_in, _OUT: report.rows_out})
         self._totals = report.totals

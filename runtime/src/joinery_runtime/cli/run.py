@@ -43,7 +43,7 @@ def run_command(
     location = THIS_PROCESS if local else master_of(job.spec.spark.conf, master) or "the master of spark-submit"
     with (
         open_progress(job, sys.stdout, location) as progress,
-        _serve_page(job, status_port, status_host, stalled_after_ms, progress.served) as board,
+        _serve_page(job, status_port, status_host, stalled_after_ms, progress.show_page) as board,
     ):
         listener = progress.listener
 
@@ -68,7 +68,7 @@ def run_command(
                 py_files=py_files,
             )
         stopped = signals.stop.is_set()
-        progress.ended("stopped" if stopped else "once" if once else "inputs")
+        progress.show_end("stopped" if stopped else "once" if once else "inputs")
     return "stopped" if stopped else "finished"
 
 

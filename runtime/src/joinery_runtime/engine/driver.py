@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -17,10 +18,7 @@ from joinery_runtime.connectors.sink import BufferedSink, Receipt, RecoveryConte
 from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.segment import STATE_VERSION
-from joinery_runtime.engine.hot_keys import HotKeyTracker
-from joinery_runtime.engine.input_warnings import InputWarnings
 from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with_state, staged
-from joinery_runtime.engine.late_rows import LateCounts, closed_words
 from joinery_runtime.engine.limits import refuse_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
 from joinery_runtime.engine.null_keys import key_parts
@@ -34,7 +32,8 @@ from joinery_runtime.engine.protocol import (
     refuse_dead,
     resolve_commit,
 )
-from joinery_runtime.engine.report import EpochReport, behind_watermark, disorder_of, epoch_report, result_json
+from joinery_runtime.engine.report import EpochReport, result_json
+from joinery_runtime.engine.reporter import EpochReporter
 from joinery_runtime.engine.source_snapshot import SourceStatus
 from joinery_runtime.errors import (
     DataLoss,
@@ -122,7 +121,6 @@ class Driver:
         self._identity, self._pipeline, self._parts = identity, pipeline, parts
         self._now_ms, self._wall_ms = now_ms, wall_ms
         self._fault = FaultPoint.from_environment()
-        self._hot_keys = HotKeyTracker(parts.planner.limits.hot_keys)
         self._milliseconds = {
             source: column
             for spec in pipeline.inputs
@@ -132,9 +130,10 @@ class Driver:
             )
         }
         self._keys = key_parts(pipeline)
-        self._input_warnings = InputWarnings(self._milliseconds, pipeline)
-        self._late_rows = LateCounts(parts.planner.clocks, parts.planner.late_warnings)
-        self._closed = frozenset[str]()  # inputs whose rows fell inside capped sessions, which was said
+        planner = parts.planner
+        self._reporter = EpochReporter(
+            pipeline, self._milliseconds, planner.limits.hot_keys, planner.clocks, planner.late_warnings, now_ms
+        )
         self.generation = 0
         self._first_generation = 0  # of this process
         self.planned = False  # whether the newest call of `plan` returned a plan
@@ -469,14 +468,7 @@ class Driver:
             # This epoch's work is done and commits; the next `plan` call meets the error again.
             with suppress(SourceError, Fenced, LimitReached):
                 after = after.planned(self._new_plan(after))
-        result = result_json(plan, outcome, after.totals)
-        # Once for each change: `joinery verify` runs earlier epochs again under the definition that made them.
-        if plan.definition != before.definition and plan.definition == definition_hash(self._identity.definition):
-            result["definition"] = dict(self._identity.definition)
-        with self._fenced_first():
-            for kind, buffered in self._buffered_sinks():
-                sealed = buffered.seal(self.generation, plan.epoch, result[kind], last=last)
-                result[kind] = [*result[kind], *sealed]
+        result = self._sealed_result(plan, outcome, after, last=last)
         self.failpoint("before-commit", plan)
         self._write_commit(plan, outcome, after, result)
         planner.unpin(after.inputs)
@@ -485,43 +477,36 @@ class Driver:
             for sink, receipts in self._receipts_by_sink(result):
                 sink.publish(plan.epoch, receipts)
         self.state, self._pending_plan = after, PendingPlan(may_have_rival=plan.checkpoint)
-        hot_keys = self._hot_keys.learn(
-            plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()}
-        )
         if plan.checkpoint:
-            # Commits only retire segments: without a sweep they would fill the store of a job that runs for weeks.
             with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps instead
-                self._parts.store.sweep(self._identity.name, self.generation)
-                self._save_if_due()
-        warnings = self._input_warnings.learn(outcome.read.partitions)
-        report = epoch_report(
+                self._sweep_and_save()
+        return self._reporter.report(
             plan,
             outcome,
-            parts=sizes,
-            totals=after.totals,
-            hot_keys=hot_keys,
-            input_warnings=self._input_warnings.active,
-            warnings=warnings,
+            before.inputs,
+            sizes,
+            after.totals,
             backlog=self.sources.backlog,
             unpublished_rows=self.unpublished_rows,
         )
-        closed = {name: counts["closed"] for name, counts in report.dropped.items() if counts.get("closed")}
-        new_closed = closed.keys() - self._closed
-        self._closed |= new_closed
-        late = self._late_rows.learn(self._now_ms(), report.rows_in, report.late, behind_watermark(plan, outcome))
-        return replace(
-            report,
-            disorder=disorder_of(outcome, before.inputs),
-            late_warnings={name: warning.words for name, warning in self._late_rows.active.items()},
-            warnings=(
-                *report.warnings,
-                *(warning.words for warning in late),
-                *(closed_words(name, closed[name]) for name in sorted(new_closed)),
-            ),
-        )
 
-    def _save_if_due(self) -> None:
+    def _sealed_result(self, plan: EpochPlan, outcome: EpochOutcome, after: JobState, *, last: bool) -> dict[str, Any]:
+        """Return the epoch's result document, after sinks that buffer rows have sealed those that it publishes."""
+        result = result_json(plan, outcome, after.totals)
+        # Once for each change: `joinery verify` runs earlier epochs again under the definition that made them.
+        if plan.definition != self.state.definition and plan.definition == definition_hash(self._identity.definition):
+            result["definition"] = dict(self._identity.definition)
+        with self._fenced_first():
+            for kind, buffered in self._buffered_sinks():
+                sealed = buffered.seal(self.generation, plan.epoch, result[kind], last=last)
+                result[kind] = [*result[kind], *sealed]
+        return result
+
+    def _sweep_and_save(self) -> None:
+        """Sweep the store, and make a savepoint if one is due. Commits only retire segments: without a sweep they would
+        fill the store of a job that runs for weeks."""
         schedule, store, name = self._parts.savepoints, self._parts.store, self._identity.name
+        store.sweep(name, self.generation)
         newest = None if schedule is None else store.newest_epoch(name)
         if schedule is not None and newest is not None:
             save_if_due(store, name, newest.epoch, newest.committed_at, every_ms=schedule.every, keep=schedule.keep)
@@ -538,7 +523,10 @@ class Driver:
             signature=dict(self._identity.signature),
             definition=dict(self._identity.definition),
             next_plan=after.pending.to_json() if after.pending is not None else None,
-            effects=[_commit_effect(sink, plan.epoch, receipts) for sink, receipts in self._receipts_by_sink(result)],
+            effects=[
+                partial(sink.in_transaction, epoch=plan.epoch, receipts=receipts)
+                for sink, receipts in self._receipts_by_sink(result)
+            ],
         )
         try:
             store.commit(name, self.generation, commit)
@@ -593,7 +581,3 @@ def takeover_of(
         pending_for_ms=record.planned_for_ms,
         warn=warn,
     )
-
-
-def _commit_effect(sink: Sink, epoch: int, receipts: list[Receipt]) -> Callable[[Any], None]:
-    return lambda connection: sink.in_transaction(connection, epoch, receipts)

@@ -16,13 +16,12 @@ from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.limits import InputActivity, Pauses, StateLimits
 from joinery_runtime.engine.plan import EpochPlan, Inputs, partition_id
 from joinery_runtime.engine.source_snapshot import SourceSnapshot, tables_first_read
-from joinery_runtime.errors import SourceError
+from joinery_runtime.errors import LimitReached, SourceError
 from joinery_runtime.formats.batch import PartitionRef
 
 SHARDS_PER_CORE = 2
 """One core runs a shard while the other shard waits for Postgres or Kafka, and a large shard delays an epoch less."""
 
-_SLACK = 4
 _SLACK = 4
 
 
@@ -154,37 +153,16 @@ def next_plan(
     longer needed. Raises LimitReached if that does not help."""
     inputs, bounds = state.inputs, snapshot.bounds
     all_bounds = (*bounds, *snapshot.waiting)
-    # The current watermarks, and the event times that the rows read so far have reached.
-    now = {name: InputTime(value.watermark, inputs[name].progress.newest) for name, value in snapshot.progress.items()}
-    reached = snapshot.reached_times(inputs, ranges, settings.tables, settings.delays)
-    if settings.tables:
-        # Rows that have only waited for their table are not joined yet: the table must keep their versions (A2).
-        for name, due in state.due_from(now).items():
-            reached[name] = min(due, reached.get(name, due))
-    now = {name: replace(time, reached=reached.get(name, END_OF_TIME)) for name, time in now.items()}
+    now, reached = _input_times(state, snapshot, ranges, settings)
     horizons = state.horizons(now)
     closes = state.closes(now) or pauses.shrinks(horizons)
     stuck = None if closes else pauses.stuck(_input_activity(snapshot))
-    if stuck is not None and (history.tried_checkpoint or not history.unsaved):
-        raise stuck
-    since = snapshot.now_ms if history.checkpointed_ms is None else history.checkpointed_ms
-    due = history.unsaved and snapshot.now_ms - since >= settings.checkpoint_interval_ms
-    checkpoint = due or stuck is not None
-    history = replace(history, checkpointed_ms=since, tried_checkpoint=stuck is not None)
-    # A restart continues from the committed part of the time that all inputs have been idle.
-    unsaved_ms = max(
-        (value.idle_ms - inputs[name].progress.idle_ms for name, value in snapshot.progress.items()), default=0
-    )
-    saves = unsaved_ms >= max(1, settings.checkpoint_interval_ms) and bool(state.remaining)
+    checkpoint, history = _plan_checkpoint(history, snapshot.now_ms, settings.checkpoint_interval_ms, stuck)
     unplanned = _new_starts(bounds, ranges, inputs)
     starts = unplanned if fixes_starts else {}
-    begins = _new_topic_ids(snapshot.waiting, inputs).keys() - {bound.partition.input for bound in bounds}
-    ends = any(not inputs[name].progress.ended for name in snapshot.ended)
-    reasons = (ranges, _is_shared(starts, bounds), begins, ends, checkpoint, snapshot.deleted, always, closes, saves)
-    if not any(reasons):
+    needed = ranges or checkpoint or closes or always or snapshot.deleted or _is_shared(starts, bounds)
+    if not needed and not _has_news(state, snapshot, settings.checkpoint_interval_ms):
         return None, history
-    if checkpoint:
-        history = replace(history, checkpointed_ms=snapshot.now_ms, unsaved=False)
     plan = EpochPlan(
         epoch=state.epoch + 1,
         shards=settings.shards,
@@ -215,6 +193,51 @@ def next_plan(
         topic_numbers=_topic_numbers(bounds, ranges, inputs),
     )
     return plan, replace(history, unsaved=history.unsaved or bool(ranges))
+
+
+def _input_times(
+    state: JobState, snapshot: SourceSnapshot, ranges: Collection[Range], settings: PlanSettings
+) -> tuple[dict[str, InputTime], dict[str, int]]:
+    """Return the times of the inputs in an epoch that reads these ranges, and `InputTime.reached` of those that are
+    behind."""
+    inputs = state.inputs
+    # The current watermarks, and the event times that the rows read so far have reached.
+    now = {name: InputTime(value.watermark, inputs[name].progress.newest) for name, value in snapshot.progress.items()}
+    reached = snapshot.reached_times(inputs, ranges, settings.tables, settings.delays)
+    if settings.tables:
+        # Rows that have only waited for their table are not joined yet: the table must keep their versions (A2).
+        for name, due in state.due_from(now).items():
+            reached[name] = min(due, reached.get(name, due))
+    return {name: replace(time, reached=reached.get(name, END_OF_TIME)) for name, time in now.items()}, reached
+
+
+def _plan_checkpoint(
+    history: PlanHistory, now_ms: int, interval_ms: int, stuck: LimitReached | None
+) -> tuple[bool, PlanHistory]:
+    """Return whether the next epoch is a checkpoint, and the history with that. Raises `stuck`, the error of a state
+    that is over its limit, when no checkpoint can shrink that state."""
+    if stuck is not None and (history.tried_checkpoint or not history.unsaved):
+        raise stuck
+    since = now_ms if history.checkpointed_ms is None else history.checkpointed_ms
+    history = replace(history, checkpointed_ms=since, tried_checkpoint=stuck is not None)
+    if stuck is None and not (history.unsaved and now_ms - since >= interval_ms):
+        return False, history
+    return True, replace(history, checkpointed_ms=now_ms, unsaved=False)
+
+
+def _has_news(state: JobState, snapshot: SourceSnapshot, checkpoint_interval_ms: int) -> bool:
+    """Return whether a plan has to record something about the inputs even if it reads nothing: that one has begun
+    without a partition yet, that one has ended, or for how long all of them have been idle."""
+    inputs = state.inputs
+    if _new_topic_ids(snapshot.waiting, inputs).keys() - {bound.partition.input for bound in snapshot.bounds}:
+        return True
+    if any(not inputs[name].progress.ended for name in snapshot.ended):
+        return True
+    # A restart continues from the committed part of the time that all inputs have been idle.
+    unsaved_ms = max(
+        (value.idle_ms - inputs[name].progress.idle_ms for name, value in snapshot.progress.items()), default=0
+    )
+    return unsaved_ms >= max(1, checkpoint_interval_ms) and bool(state.remaining)
 
 
 def common_partitions(bounds: Iterable[Bounds], inputs: Collection[str], earlier: int) -> int:

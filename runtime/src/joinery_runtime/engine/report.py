@@ -1,9 +1,9 @@
 """A finished epoch in numbers: the result document for the epoch log, the running totals in it, and the report for
-progress and status, with the size of the state and rows per second."""
+progress and status, with the size of the state."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from joinery_runtime.core.pipeline.sides import FLAGS
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.segment import SegmentMeta
-from joinery_runtime.engine.hot_keys import HotKeys, KeyRows
+from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.messages import EpochOutcome, RunsOn
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
 
@@ -160,12 +160,12 @@ class EpochReport:
     dropped: Mapping[str, Mapping[str, int]]  # by input and reason
     dead: Mapping[str, int]
     watermarks: Mapping[str, Watermark]  # those of the epoch
-    backlog: Mapping[str, int]  # unread records
     lost: Mapping[str, int]  # by partition: records that the broker had deleted
     segments: int
     state_rows: int
     state_bytes: int
     totals: Totals
+    backlog: Mapping[str, int] = field(default_factory=dict)  # unread records
     hottest: tuple[KeyRows, ...] = ()  # as of the newest count
     too_hot: tuple[KeyRows, ...] = ()  # keys with more rows than `hotKeyWarning`
     warnings: tuple[str, ...] = ()  # about hot keys and inputs, each once
@@ -192,15 +192,11 @@ class EpochReport:
 def epoch_report(
     plan: EpochPlan,
     outcome: EpochOutcome,
-    *,
+    inputs: Mapping[str, InputState],
     parts: Mapping[str, StateSize],
     totals: Totals,
-    hot_keys: HotKeys,
-    input_warnings: Mapping[str, str],
-    warnings: tuple[str, ...],
-    backlog: Mapping[str, int],
-    unpublished_rows: int = 0,
 ) -> EpochReport:
+    """Report an epoch as far as it tells by itself. `inputs` are as before it, `parts` and `totals` as after it."""
     bytes_in = Counter[str]()
     for read in outcome.read.partitions:
         bytes_in[read.partition.input] += read.bytes
@@ -211,21 +207,16 @@ def epoch_report(
         dropped=_count_dropped(outcome),
         dead=_count_dead(outcome),
         watermarks=plan.watermarks,
-        backlog=backlog,
         lost=_count_lost(plan, outcome),
         segments=sum(size.segments for size in parts.values()),
         state_rows=sum(size.rows for size in parts.values()),
         state_bytes=sum(size.bytes for size in parts.values()),
         totals=totals,
-        hottest=hot_keys.hottest,
-        too_hot=hot_keys.too_hot,
-        warnings=(*hot_keys.warnings, *warnings),
         parts=parts,
         after_eviction=_after_eviction(outcome),
-        input_warnings=input_warnings,
-        unpublished_rows=unpublished_rows,
         bytes_in=bytes_in,
         runs_on=outcome.runs_on,
+        disorder=_disorder_of(outcome, inputs),
     )
 
 
@@ -302,7 +293,7 @@ def behind_watermark(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, int]:
     return furthest(*read, *(summary.behind for summary in outcome.shards.values()))
 
 
-def disorder_of(outcome: EpochOutcome, inputs: Mapping[str, InputState]) -> dict[str, int]:
+def _disorder_of(outcome: EpochOutcome, inputs: Mapping[str, InputState]) -> dict[str, int]:
     """By input, the most (ms) that a row of the epoch is behind the highest event time before it in its partition.
     `inputs` are as before the epoch."""
     disorder: dict[str, int] = {}
@@ -328,33 +319,3 @@ def _count_dropped(outcome: EpochOutcome) -> dict[str, Counter[str]]:
         for name, dropped in summary.dropped.items():
             counts.setdefault(name, Counter()).update(dropped)
     return {name: count for name, count in counts.items() if count}
-
-
-class Rates:
-    """Rows per second over the epochs that ended in the last `window_s` seconds, but not before `since`. Times are
-    seconds of the caller's clock."""
-
-    def __init__(self, since: float, window_s: float) -> None:
-        self._since, self._window = since, window_s
-        self._epochs: deque[tuple[float, float, Mapping[str, int]]] = deque()  # start, end, rows
-
-    def add(self, now: float, seconds: float, rows: Mapping[str, int]) -> None:
-        """Add an epoch that has just ended and took `seconds`."""
-        self._epochs.append((now - seconds, now, rows))
-        self._forget_old(now)
-
-    def per_second(self, now: float) -> dict[str, float]:
-        """Return the rates by the names that `add` was given; a missing name had no epoch."""
-        self._forget_old(now)
-        if not self._epochs:
-            return {}
-        # Waiting counts as time too, and an epoch that began before the window counts in full.
-        span = now - min(self._epochs[0][0], max(now - self._window, self._since))
-        totals: Counter[str] = Counter()
-        for _, _, rows in self._epochs:
-            totals.update(rows)
-        return {name: count / max(span, 0.001) for name, count in totals.items()}
-
-    def _forget_old(self, now: float) -> None:
-        while self._epochs and self._epochs[0][1] < now - self._window:
-            self._epochs.popleft()

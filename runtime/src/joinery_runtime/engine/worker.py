@@ -254,17 +254,11 @@ class Worker:
         self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str
     ) -> Iterator[Sent]:
         step = self._pipeline.steps[number]
-        arrived, may_be_late, columns = _Arrived(len(step.sides)), list[LateCandidates](), list[ColumnsRead]()
+        arrived = _Arrived(number, len(step.sides))
         for block in blocks:
-            if isinstance(block, RowBlock) and block.step == number:
-                arrived.take(block)
-            elif isinstance(block, LateCandidates) and block.step == number:
-                may_be_late.append(block)
-            elif isinstance(block, ColumnsRead):
-                columns.append(block)
-            else:
+            if not arrived.take(block):
                 yield shard, block
-        self._refuse_misread(work, columns)
+        self._refuse_misread(work, arrived.columns)
         arrivals = arrived.rows()
         self._evict_unneeded(work)
         resume = (number, shard) in self._compaction_pending
@@ -302,7 +296,7 @@ class Worker:
             yield work.plan.shards, ShardSummary(number, shard, hottest=hottest)
             return
         summary = self._shard_summary(step, shard, arrived, ended, hottest)
-        late = LateRecords.among(may_be_late, ended.done.result.late)
+        late = LateRecords.among(arrived.late_candidates, ended.done.result.late)
         large = output_limit.dead_letters(work.plan, partial(task.run, arrivals, ordered=True))
         yield from ((work.plan.shards, letters) for letters in (late, large) if letters is not None)
         summary = with_dead_letters(summary, step, late, large)
@@ -510,15 +504,28 @@ def _too_large(work: EpochWork, counter: ReadCounter) -> PlanTooLarge:
 
 
 class _Arrived:
-    """What has arrived for a step, by side: the rows, how many of them were read, and how many the step before made."""
+    """What has arrived for a step: by side the rows, how many of them were read, and how many the step before made;
+    records that may be late; and what was read of columns that a check looks at."""
 
-    def __init__(self, sides: int) -> None:
+    def __init__(self, step: int, sides: int) -> None:
         self.read, self.joined = [0] * sides, [0] * sides
+        self.late_candidates: list[LateCandidates] = []
+        self.columns: list[ColumnsRead] = []
+        self._step = step
         self._batches: list[list[pa.RecordBatch]] = [[] for _ in range(sides)]
 
-    def take(self, block: RowBlock) -> None:
-        self._batches[block.side].append(block.rows)
-        (self.read if block.read else self.joined)[block.side] += block.rows.num_rows
+    def take(self, block: Block) -> bool:
+        """Take a block. Returns False for a block of a later step, or a report."""
+        if isinstance(block, RowBlock) and block.step == self._step:
+            self._batches[block.side].append(block.rows)
+            (self.read if block.read else self.joined)[block.side] += block.rows.num_rows
+        elif isinstance(block, LateCandidates) and block.step == self._step:
+            self.late_candidates.append(block)
+        elif isinstance(block, ColumnsRead):
+            self.columns.append(block)
+        else:
+            return False
+        return True
 
     def rows(self) -> SideBatches:
         """Return all rows, and drop the blocks: otherwise a shard's arrivals would be in memory twice."""

@@ -14,7 +14,8 @@ from prometheus_client import Histogram
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage, Scaling, ScalingCause
 from joinery_runtime.engine.plan import InputState
-from joinery_runtime.engine.report import Rates, StateSize
+from joinery_runtime.engine.report import StateSize
+from joinery_runtime.engine.reporter import Rates
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.status.history import MetricSamples
 from joinery_runtime.hosts.status.snapshot import JobDescription, JobSnapshot
