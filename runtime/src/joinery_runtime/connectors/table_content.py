@@ -94,7 +94,12 @@ class PostgresContent:
         spelling of numbers."""
         for index, field in enumerate(rows.schema):
             if field.name in self._table.nested:
-                spelled = [None if text is None else _spelled(text) for text in rows[index].to_pylist()]
+                spelled = [
+                    None
+                    if text is None
+                    else json.dumps(json.loads(text, parse_int=_number, parse_float=_number), sort_keys=True)
+                    for text in rows[index].to_pylist()
+                ]
                 rows = rows.set_column(index, field, pa.array(spelled, pa.string()))
         return rows_to_json(rows)
 
@@ -132,10 +137,6 @@ class PostgresContent:
 
     def close(self) -> None:
         self._connection.close()
-
-
-def _spelled(text: str) -> str:
-    return json.dumps(json.loads(text, parse_int=_number, parse_float=_number), sort_keys=True)
 
 
 def _number(text: str) -> str:

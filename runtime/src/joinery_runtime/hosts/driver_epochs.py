@@ -86,19 +86,16 @@ class DriverEpochs:
     def run(self, work: EpochWork) -> EpochOutcome:
         spark = self._spark
         if spark is None:
-            return self._run_locally_with_retries(work)
+            for _ in range(_TRIES - 1):
+                with suppress(Superseded):
+                    return self._run_locally(work)
+            return self._run_locally(work)
         if not spark.done:
             with suppress(Superseded):  # Spark would retry the task; here Spark runs the whole epoch again
                 return self._run_locally(work)
         self.close()
         self._spark_host = spark.result()
         return self._spark_host.run(work)
-
-    def _run_locally_with_retries(self, work: EpochWork) -> EpochOutcome:
-        for _ in range(_TRIES - 1):
-            with suppress(Superseded):
-                return self._run_locally(work)
-        return self._run_locally(work)
 
     def _run_locally(self, work: EpochWork) -> EpochOutcome:
         if self._local_host is None:

@@ -23,7 +23,13 @@ def scratch_folder(kind: str) -> Iterator[Path]:
     prefix, content = f"joinery-{kind}-", "a job's files"
     parent = temporary_folder()
     for owner in parent.glob(f"{prefix}*/{_OWNER}"):
-        _remove_if_abandoned(owner)
+        with suppress(OSError):  # it is another user's, is in use, or goes meanwhile
+            handle = os.open(owner, os.O_RDWR)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(owner.parent, ignore_errors=True)
+            finally:
+                os.close(handle)
     with ExitStack() as stack:
         with explain_full_disk(content, parent):
             own_folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
@@ -36,13 +42,3 @@ def scratch_folder(kind: str) -> Iterator[Path]:
         with explain_full_disk(content, parent):
             folder.mkdir(mode=0o700)
         yield folder
-
-
-def _remove_if_abandoned(owner: Path) -> None:
-    with suppress(OSError):  # it is another user's, is in use, or goes meanwhile
-        handle = os.open(owner, os.O_RDWR)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(owner.parent, ignore_errors=True)
-        finally:
-            os.close(handle)

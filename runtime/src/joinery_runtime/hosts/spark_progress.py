@@ -68,14 +68,22 @@ class QueryEvents:
         report, seconds = epoch.report, max(epoch.seconds, 0.001)
         since_last = seconds if self._committed_at is None else max(now - self._committed_at, seconds)
         self._committed_at = now
+        total, ran, committing = (round(1000 * part) for part in (epoch.seconds, epoch.ran, epoch.committing))
+        planning = max(0, total - ran - committing)
+        # 0 before every input has a watermark and once all have ended, as in Structured Streaming: the UI draws no such
+        # watermark, and its page fails if one epoch has a watermark and another has none.
+        watermarks = [at for at in report.watermarks.values() if at is not None]
+        unknown = len(watermarks) < len(report.watermarks) or not watermarks or min(watermarks) == END_OF_TIME
         return _event_json("Progress", {"progress": {
             **self._ids,
             "name": self._names.job,
             "timestamp": _time_text((now - epoch.seconds) * 1000),
             "batchId": report.epoch,
             "batchDuration": round(1000 * epoch.seconds),
-            "durationMs": _duration_fields(epoch),
-            "eventTime": _event_time(report),
+            "durationMs": {
+                "triggerExecution": total, "queryPlanning": planning, "addBatch": ran, "commitOffsets": committing,
+            },
+            "eventTime": {"watermark": _time_text(0 if unknown else min(watermarks))},
             "stateOperators": [_state_fields(report)],
             "sources": [self._source_progress(name, report, seconds, since_last) for name in report.rows_in],
             "sink": {"description": self._names.sink, "numOutputRows": report.rows_out, "metrics": {}},
@@ -103,21 +111,6 @@ class QueryEvents:
             "processedRowsPerSecond": rows / seconds,
             "metrics": {metric: str(value) for metric, value in metrics.items()},
         }
-
-
-def _duration_fields(epoch: CommittedEpoch) -> dict[str, int]:
-    total, ran, committing = (round(1000 * part) for part in (epoch.seconds, epoch.ran, epoch.committing))
-    planning = max(0, total - ran - committing)
-    return {"triggerExecution": total, "queryPlanning": planning, "addBatch": ran, "commitOffsets": committing}
-
-
-def _event_time(report: EpochReport) -> dict[str, str]:
-    """Return the lowest watermark. Without one, before every input has one and once all have ended, it is 0 as in
-    Structured Streaming: the UI draws no such watermark, and its page fails if one epoch has a watermark and another
-    has none."""
-    watermarks = [at for at in report.watermarks.values() if at is not None]
-    unknown = len(watermarks) < len(report.watermarks) or not watermarks or min(watermarks) == END_OF_TIME
-    return {"watermark": _time_text(0 if unknown else min(watermarks))}
 
 
 def _state_fields(report: EpochReport) -> dict[str, Any]:

@@ -143,26 +143,23 @@ class PeerTask:
     def stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried | tuple[int, Result]]:
         """Run a step of a peer's shards. In the last stage, the peer that gets the reports also ends the epoch."""
         try:
-            yield from self._run_stage(number, peer, carried)
+            attempt = _attempt_name()
+            inbox: Inbox = defaultdict(deque)
+            local: list[LocalParcel] = []
+            for item in _receive_parcels(carried):
+                if isinstance(item, LocalParcel):
+                    local.append(item)
+                else:
+                    _deliver_item(inbox, item)
+            process = process_for(self.setup, self.peers.threads)
+            own_rows = opened(local)
+            for parcel in self._reread_own_rows(process, peer) if own_rows is None else own_rows:
+                _deliver_item(inbox, parcel)
+            yield from self._run_own_shards(process, number, peer, inbox, attempt)
         except Superseded:
             raise
         except JoineryError as error:
             yield from self._broadcast_failure(error)
-
-    def _run_stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried | tuple[int, Result]]:
-        attempt = _attempt_name()
-        inbox: Inbox = defaultdict(deque)
-        local: list[LocalParcel] = []
-        for item in _receive_parcels(carried):
-            if isinstance(item, LocalParcel):
-                local.append(item)
-            else:
-                _deliver_item(inbox, item)
-        process = process_for(self.setup, self.peers.threads)
-        own_rows = opened(local)
-        for parcel in self._reread_own_rows(process, peer) if own_rows is None else own_rows:
-            _deliver_item(inbox, parcel)
-        yield from self._run_own_shards(process, number, peer, inbox, attempt)
 
     def _run_own_shards(
         self, process: _Process, number: int, peer: int, inbox: Inbox, attempt: str

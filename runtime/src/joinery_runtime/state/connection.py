@@ -68,21 +68,18 @@ class GuardedConnection:
         if self._connection is not None and is_stale(self._connection):
             self.close()
         if self._connection is None:
-            self._connection = self._connect_once()
+            connection = connect(self._parameters, autocommit=True)
+            # Locking a row before reading relies on this level, whatever the database's default is.
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            if self._prepare is not None:
+                try:
+                    self._prepare(connection)
+                except BaseException:
+                    connection.close()
+                    raise
+                self._prepare = None
+            self._connection = connection
         return self._connection
-
-    def _connect_once(self) -> Connection:
-        connection = connect(self._parameters, autocommit=True)
-        # Locking a row before reading relies on this level, whatever the database's default is.
-        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        if self._prepare is not None:
-            try:
-                self._prepare(connection)
-            except BaseException:
-                connection.close()
-                raise
-            self._prepare = None
-        return connection
 
     def _translate_error(self, error: psycopg.Error) -> StateError:
         reason = " ".join(str(error).split())

@@ -75,7 +75,12 @@ def embedded_postgres(directory: Path, pause: Callable[[float], None] = time.sle
     ends the start. Raises EnvironmentProblem if the package is missing or the server does not start.
     """
     directory = directory.expanduser().resolve()
-    _check_path(directory)
+    if bad := sorted(set(re.findall(r"[\x00-\x1f]", str(directory)))):
+        raise EnvironmentProblem(
+            f"The embedded Postgres cannot keep its data in {directory}",
+            facts=f"the path has characters that it does not take: {bad}",
+            todo="Choose another directory, or name a Postgres in spec.stateStore.postgres",
+        )
     data = directory / "data"
     with _hold_lock(directory):
         _open_server(data, pause)
@@ -83,16 +88,12 @@ def embedded_postgres(directory: Path, pause: Callable[[float], None] = time.sle
         yield postgres_server.address(data)
     finally:
         with _hold_lock(directory):
-            _leave_server(data)
-
-
-def _check_path(directory: Path) -> None:
-    if bad := sorted(set(re.findall(r"[\x00-\x1f]", str(directory)))):
-        raise EnvironmentProblem(
-            f"The embedded Postgres cannot keep its data in {directory}",
-            facts=f"the path has characters that it does not take: {bad}",
-            todo="Choose another directory, or name a Postgres in spec.stateStore.postgres",
-        )
+            _uses[data] -= 1
+            if not _uses[data]:
+                users = [pid for pid in _living_users(data) if pid != os.getpid()]
+                _write_users(data, users, postgres_server.server_user(data))
+                if not users:
+                    postgres_server.stop(data)
 
 
 @contextmanager
@@ -141,16 +142,6 @@ def _open_server(data: Path, pause: Callable[[float], None]) -> None:
             facts=f"{reason}; its log is {data / 'log'}",
             todo="Read the log, or name a Postgres in spec.stateStore.postgres",
         ) from error
-
-
-def _leave_server(data: Path) -> None:
-    """Stop the server if no other user is left."""
-    _uses[data] -= 1
-    if not _uses[data]:
-        users = [pid for pid in _living_users(data) if pid != os.getpid()]
-        _write_users(data, users, postgres_server.server_user(data))
-        if not users:
-            postgres_server.stop(data)
 
 
 def _living_users(data: Path) -> list[int]:

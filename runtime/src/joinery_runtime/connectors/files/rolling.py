@@ -82,12 +82,11 @@ def groups(parts: Collection[Part]) -> Iterator[list[Part]]:
     missing = [part.path for part in parts if not part.path.exists()]
     if missing:
         raise ValueError(f"{missing[0]} is gone")
-    for _, group in groupby(sorted(parts), lambda part: (part.path.suffix, _schema_text(part.path))):
+    for _, group in groupby(
+        sorted(parts),
+        lambda part: (part.path.suffix, (str(pq.read_schema(part.path)) if part.path.suffix == ".parquet" else "")),
+    ):
         yield list(group)
-
-
-def _schema_text(path: Path) -> str:
-    return str(pq.read_schema(path)) if path.suffix == ".parquet" else ""
 
 
 def merge(parts: Sequence[Part], file: IO[bytes]) -> int:

@@ -121,25 +121,20 @@ class ExternalPostgresSink(PostgresSink):
         connection.execute(sql.SQL(_FIRST_MARK).format(marks), output)
         mark = connection.execute(sql.SQL(_MARK).format(marks), output).fetchone()
         if mark is None or mark < (generation, epoch):
-            self._move_rows(connection, table, epoch, named)
+            attempts = {"attempts": [receipt["attempt"] for receipt in named]}
+            expected = sum(receipt["rows"] for receipt in named)
+            count = sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(table, NAMED)
+            (count_found,) = connection.execute(count, attempts).fetchone() or (0,)
+            if count_found != expected:
+                raise SinkError(
+                    f"The rows of epoch {epoch} that are staged for {self.target.name} are not complete",
+                    facts=f"{count_found} are there, {expected} were written, and the epoch is committed; somebody has "
+                    f"changed {table.as_string(connection)}, or its database was set back",
+                    todo="Set the job back to a savepoint from before that epoch (joinery state restore)",
+                )
+            StagingMerge(self.target, self._schema).run(connection, table, attempts)
+            connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, NAMED), attempts)
             connection.execute(sql.SQL(_NEXT_MARK).format(marks), {**output, "generation": generation, "epoch": epoch})
-
-    def _move_rows(
-        self, connection: psycopg.Connection[Any], table: sql.Identifier, epoch: int, named: Sequence[Receipt]
-    ) -> None:
-        attempts = {"attempts": [receipt["attempt"] for receipt in named]}
-        expected = sum(receipt["rows"] for receipt in named)
-        count = sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(table, NAMED)
-        (count_found,) = connection.execute(count, attempts).fetchone() or (0,)
-        if count_found != expected:
-            raise SinkError(
-                f"The rows of epoch {epoch} that are staged for {self.target.name} are not complete",
-                facts=f"{count_found} are there, {expected} were written, and the epoch is committed; somebody has "
-                f"changed {table.as_string(connection)}, or its database was set back",
-                todo="Set the job back to a savepoint from before that epoch (joinery state restore)",
-            )
-        StagingMerge(self.target, self._schema).run(connection, table, attempts)
-        connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, NAMED), attempts)
 
 
 def published_epoch(connection: psycopg.Connection[Any], schema: str, job: str, incarnation: str, output: str) -> int:

@@ -134,12 +134,6 @@ class KernelRows(NamedTuple):
 
 
 @inlined
-def _bucket(at: int, size: int) -> int:
-    """Return the bucket of the name at this address, after its opening quote; `size` bytes with the closing one."""
-    return (load8(at) + 31 * load8(at + size - 2) + 7 * size) & (BUCKETS - 1)
-
-
-@inlined
 def _is_name(at: int, begin: int, size: int, last: int, limit: int) -> bool:
     """Whether the name at `begin`, of `size` bytes with its closing quote, is also at this address. Reads whole words
     of the name at `begin`."""
@@ -394,8 +388,8 @@ def _field(at: int, last: int, scratch: int, tables: Tables, memory: Memory, col
 
 @inlined
 def _named(node: int, at: int, size: int, last: int, limit: int, tables: Tables) -> int:
-    """Return what this node, an object, has under the name at this address (`size` bytes with the closing quote)."""
-    entry = tables.buckets[_bucket(at, size)]
+    """What this node, an object, has under the name at this address (`size` bytes with the closing quote)."""
+    entry = tables.buckets[((load8(at) + 31 * load8(at + size - 2) + 7 * size) & (BUCKETS - 1))]
     while entry != _UNKNOWN:
         if (
             tables.table[entry, 1] == size
@@ -417,62 +411,93 @@ def _item(node: int, position: int, items: Words) -> int:
 
 
 @inlined
-def _record(
-    at: int, end: int, scratch: int, tables: Tables, memory: Memory, rows: KernelRows, record: int, row: int
-) -> int:
-    """Decode the record with this number into a row. Returns the end of the used scratch memory, or GIVEN_UP."""
-    arrays, limit, predicted, around, seen = tables.arrays, memory.limit, memory.predicted, memory.around, memory.seen
-    slots, valid = rows.slots, rows.valid
+def _read_name(at: int, last: int, field: int, node: int, tables: Tables, memory: Memory) -> tuple[int, int]:
+    """Reads the name at this address and the colon behind it, of a record's `field`th name. Returns the address of the
+    value, or GIVEN_UP, and what this node, an object, has under the name."""
+    if load8(at) != QUOTE:
+        return GIVEN_UP, _UNKNOWN
+    at += 1
+    predicted, prediction = memory.predicted, field & (PREDICTED - 1)
+    size = predicted[prediction, 1]
+    if (
+        size != 0
+        and predicted[prediction, 2] == node
+        and _is_name(at, predicted[prediction, 0], size, last, memory.limit)
+    ):
+        target = predicted[prediction, 3]
+        at += size
+    else:
+        end, escapes = string_end(at, last, memory.limit)
+        if end == GIVEN_UP or escapes:
+            return GIVEN_UP, _UNKNOWN
+        size = end + 1 - at
+        target = _named(node, at, size, last, memory.limit, tables)
+        predicted[prediction, 0], predicted[prediction, 1] = at, size
+        predicted[prediction, 2], predicted[prediction, 3] = node, target
+        at = end + 1
+    at = skip_space(at)
+    if load8(at) != COLON:
+        return GIVEN_UP, _UNKNOWN
+    return skip_space(at + 1), target
+
+
+@inlined
+def _begin_object(at: int, end: int) -> tuple[int, int]:
+    """Returns the address of the first name of a record, or GIVEN_UP if it is no object, and that of its last brace."""
     last = end - 1
     while last > at and is_space(load8(last)):
         last -= 1
     if last <= at or load8(last) != CLOSE:
-        return GIVEN_UP
+        return GIVEN_UP, last
     at = skip_space(at)
     if load8(at) != OPEN:
-        return GIVEN_UP
+        return GIVEN_UP, last
     at = skip_space(at + 1)
+    return (at if load8(at) != CLOSE or at == last else GIVEN_UP), last
+
+
+@inlined
+def _end_nodes(
+    at: int, last: int, node: int, position: int, depth: int, arrays: Words, around: Words
+) -> tuple[int, int, int, int]:
+    """Passes what ends behind a value: objects, arrays and, at the depth of -1, the record. Returns the address of the
+    comma or of the record's end, or GIVEN_UP, and the node, the position and the depth there."""
+    while load8(at) != COMMA:
+        if load8(at) != (CLOSE_ARRAY if arrays[node] else CLOSE):
+            return GIVEN_UP, node, position, depth
+        at += 1
+        depth -= 1
+        if depth < 0:
+            return (at if at == last + 1 else GIVEN_UP), node, position, depth
+        if at > last:
+            return GIVEN_UP, node, position, depth
+        at = skip_space(at)
+        node, position = around[2 * depth], around[2 * depth + 1]
+    return at, node, position, depth
+
+
+@inlined
+def _record(
+    at: int, end: int, scratch: int, tables: Tables, memory: Memory, rows: KernelRows, record: int, row: int
+) -> int:
+    """Decodes the record with this number into a row. Returns the end of the used scratch memory, or GIVEN_UP."""
+    arrays, around, seen = tables.arrays, memory.around, memory.seen
     columns, seen_columns, field = len(tables.kinds), 0, 0
     node, position, depth = _ROOT, 0, 0
-    more = load8(at) != CLOSE
-    if not more and at != last:
+    at, last = _begin_object(at, end)
+    if at == GIVEN_UP:
         return GIVEN_UP
-    while more:
+    is_empty = load8(at) == CLOSE
+    while not is_empty:
         if arrays[node]:
             target = _item(node, position, tables.items)
         else:
-            if load8(at) != QUOTE:
+            at, target = _read_name(at, last, field, node, tables, memory)
+            if at == GIVEN_UP:
                 return GIVEN_UP
-            at += 1
-            prediction = field & (PREDICTED - 1)
-            size = predicted[prediction, 1]
-            if (
-                size != 0
-                and predicted[prediction, 2] == node
-                and _is_name(at, predicted[prediction, 0], size, last, limit)
-            ):
-                target = predicted[prediction, 3]
-                at += size
-            else:
-                end, escapes = string_end(at, last, limit)
-                if end == GIVEN_UP or escapes:
-                    return GIVEN_UP
-                size = end + 1 - at
-                target = _named(node, at, size, last, limit, tables)
-                predicted[prediction, 0], predicted[prediction, 1], predicted[prediction, 2] = (
-                    at,
-                    size,
-                    node,
-                )
-                predicted[prediction, 3] = target
-                at = end + 1
-            at = skip_space(at)
-            if load8(at) != COLON:
-                return GIVEN_UP
-            at = skip_space(at + 1)
             field += 1
         if target == _UNKNOWN:
-            at = skip_value(at, last, limit, scratch)
+            at = skip_value(at, last, memory.limit, scratch)
         else:
             if seen[target] == record:
                 return GIVEN_UP
@@ -480,8 +505,8 @@ def _record(
             if target < columns:
                 seen_columns += 1
                 at, slot, scratch, null = _field(at, last, scratch, tables, memory, target)
-                slots[target, row] = slot
-                valid[target, row] = not null
+                rows.slots[target, row] = slot
+                rows.valid[target, row] = not null
             elif load8(at) == LETTER_N:
                 at = skip_word(at, NULL, 4)
             else:
@@ -499,28 +524,19 @@ def _record(
         if at == GIVEN_UP:
             return GIVEN_UP
         at = skip_space(at)
-        while load8(at) != COMMA:
-            if load8(at) != (CLOSE_ARRAY if arrays[node] else CLOSE):
+        if load8(at) != COMMA:
+            at, node, position, depth = _end_nodes(at, last, node, position, depth, arrays, around)
+            if at == GIVEN_UP:
                 return GIVEN_UP
-            at += 1
-            if depth == 0:
-                if at != last + 1:
-                    return GIVEN_UP
-                more = False
+            if depth < 0:
                 break
-            if at > last:
-                return GIVEN_UP
-            at = skip_space(at)
-            depth -= 1
-            node, position = around[2 * depth], around[2 * depth + 1]
-        if more:
-            at = skip_space(at + 1)
-            position += 1
+        at = skip_space(at + 1)
+        position += 1
     if seen_columns < columns:
         for column in range(columns):
             if seen[column] != record:
-                slots[column, row] = 0
-                valid[column, row] = 0
+                rows.slots[column, row] = 0
+                rows.valid[column, row] = 0
     return scratch
 
 

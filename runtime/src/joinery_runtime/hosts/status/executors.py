@@ -151,7 +151,13 @@ class SparkWatch:
             try:
                 trial.result()
             except Exception as error:
-                self._board.trouble(EnvironmentProblem("An executor cannot run a task", facts=_error_facts(error)))
+                is_connection_error = isinstance(error, (Py4JError, ConnectionError))
+                self._board.trouble(
+                    EnvironmentProblem(
+                        "An executor cannot run a task",
+                        facts=cause(error) if is_connection_error else f"{type(error).__name__}: {error}",
+                    )
+                )
             else:
                 self._board.workers(ran=True)
             self._trial = trial = None
@@ -175,11 +181,6 @@ def _scales_to_zero(context: SparkContext) -> bool:
     conf = context.getConf()
     dynamic = (conf.get("spark.dynamicAllocation.enabled") or "false").strip().lower() == "true"
     return dynamic and int(conf.get("spark.dynamicAllocation.minExecutors") or 0) == 0
-
-
-def _error_facts(error: Exception) -> str:
-    is_connection_error = isinstance(error, (Py4JError, ConnectionError))
-    return cause(error) if is_connection_error else f"{type(error).__name__}: {error}"
 
 
 @contextmanager

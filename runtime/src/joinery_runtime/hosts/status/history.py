@@ -96,11 +96,23 @@ class MetricSamples:
         self._scalings: deque[tuple[Scaling, float]] = deque(maxlen=SCALINGS)
 
     def watch(self, running: float, wall: float, snapshot: JobSnapshot) -> None:
-        """Take a sample when one is due. Takes none before the job's totals are known, or rates would jump."""
-        if snapshot.totals is None or (self._recent and running - self._recent[-1][0] < SAMPLE_EVERY_S):
+        """Takes a sample when one is due. Takes none before the job's totals are known, or rates would jump."""
+        totals = snapshot.totals
+        if totals is None or (self._recent and running - self._recent[-1][0] < SAMPLE_EVERY_S):
             return
         with self._lock:
-            self._recent.append((running, _take_sample(snapshot, wall)))
+            delays = {name: behind_ms(state.progress.watermark, wall) for name, state in snapshot.inputs.items()}
+            sample = Sample(
+                at=round(wall * 1000),
+                rows_in=totals.rows_in,
+                rows_out=totals.rows_out,
+                late=totals.late,
+                dead_letters=sum(totals.dead.values()),
+                lag=snapshot.backlog,
+                behind={name: delay for name, delay in delays.items() if delay is not None},
+                state={part: size.bytes for part, size in snapshot.parts.items()},
+            )
+            self._recent.append((running, sample))
             while running - self._recent[0][0] > RECENT_S:
                 sampled_at, oldest = self._recent.popleft()
                 if not self._older or sampled_at - self._older[-1][0] >= OLDER_EVERY_S:
@@ -137,22 +149,6 @@ class MetricSamples:
     def scalings(self) -> tuple[tuple[Scaling, float], ...]:
         with self._lock:
             return tuple(self._scalings)
-
-
-def _take_sample(snapshot: JobSnapshot, wall: float) -> Sample:
-    totals = snapshot.totals
-    assert totals is not None, "asked once they are known"
-    delays = {name: behind_ms(state.progress.watermark, wall) for name, state in snapshot.inputs.items()}
-    return Sample(
-        at=round(wall * 1000),
-        rows_in=totals.rows_in,
-        rows_out=totals.rows_out,
-        late=totals.late,
-        dead_letters=sum(totals.dead.values()),
-        lag=snapshot.backlog,
-        behind={name: delay for name, delay in delays.items() if delay is not None},
-        state={part: size.bytes for part, size in snapshot.parts.items()},
-    )
 
 
 def slowest(snapshot: JobSnapshot, wall: float) -> Iterator[PartitionSample]:

@@ -35,7 +35,9 @@ class _Families(Collector):
 
     def collect(self) -> Iterator[Metric]:
         board, snapshot = self._board, self._board.snapshot
-        yield self._info_metric()
+        info = GaugeMetricFamily("joinery_info", "What runs here; always 1.", labels=["name", "revision", "version"])
+        info.add_metric([self._board.job, self._revision, version("joinery-runtime")], 1)
+        yield info
         yield _gauge_metric("start_timestamp_seconds", "When this driver began, as Unix time.", board.started_at)
         yield _gauge_metric("ready", "1 once the driver has recovered.", int(snapshot.ready))
         yield _counter_metric("epochs_committed", "Epochs that this driver has committed.", snapshot.committed)
@@ -47,11 +49,6 @@ class _Families(Collector):
         if snapshot.totals is not None:
             yield from _total_metrics(board, snapshot.totals)
             yield from _side_metrics(snapshot, snapshot.totals)
-
-    def _info_metric(self) -> Metric:
-        info = GaugeMetricFamily("joinery_info", "What runs here; always 1.", labels=["name", "revision", "version"])
-        info.add_metric([self._board.job, self._revision, version("joinery-runtime")], 1)
-        return info
 
 
 def _rescales_metric(board: Board) -> Metric:
