@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli.commands import Joinery
-from joinery_runtime.cli.ending import ending_bytes, failed, writing_ending
+from joinery_runtime.cli.ending import ending_bytes, failed_ending, writing_ending
 from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.errors import (
     DuplicateJobName,
@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_written_is_said_and_changes_nothing_else(
 
 @pytest.mark.parametrize("character", ["x", "ä", "\u20ac", '"', "\x01", "\U0001f600"])
 def test_a_long_error_loses_its_middle_and_fits(character: str) -> None:
-    ending = failed(JoineryError("begins" + character * 9_000 + "ends"))
+    ending = failed_ending(JoineryError("begins" + character * 9_000 + "ends"))
     data = ending_bytes(ending)
     assert len(data) <= MESSAGE_BYTES
     error = Ending.model_validate_json(data).error
@@ -168,6 +168,6 @@ def test_a_long_error_loses_its_middle_and_fits(character: str) -> None:
 
 
 def test_two_jobs_of_one_name_keep_the_kind_that_conditions_have() -> None:
-    assert failed(DuplicateJobName("Two jobs")).kind == "NamesakeFound"
-    assert failed(JoineryError("It failed")).kind == "JoineryError"
-    assert failed(ValueError("It failed")).kind == "ValueError"
+    assert failed_ending(DuplicateJobName("Two jobs")).kind == "NamesakeFound"
+    assert failed_ending(JoineryError("It failed")).kind == "JoineryError"
+    assert failed_ending(ValueError("It failed")).kind == "ValueError"

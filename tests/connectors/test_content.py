@@ -30,7 +30,7 @@ from joinery_runtime.errors import SinkError
 from joinery_runtime.formats.avro.encode import AvroOutput
 from joinery_runtime.formats.json.encode import rows_to_json
 from joinery_runtime.formats.protobuf.encode import ProtobufOutput
-from joinery_runtime.formats.registry.output import SchemaOutput, framed
+from joinery_runtime.formats.registry.output import SchemaOutput, schema_frame
 
 
 def texts(content: Content) -> list[bytes]:
@@ -59,7 +59,7 @@ def test_every_type_in_a_format_with_a_registry(kind: type[SchemaOutput]) -> Non
     """Also twice from the same schema; what has no schema of the registry, or is cut off, is shown as it is."""
     with registry() as served:
         output = kind("joined", EVERY_TYPE, served.url, {"max.retries": "0"})
-        records = output.registered().encode(ROWS)
+        records = output.register_once().encode(ROWS)
         strange = [b"", b"{}", b"\0\0\0\7\7" + records[0][5:], records[0][:-3]]
         lines = rows_to_json(ROWS)
         assert output.lines([*records, *strange, *records]) == [*lines, *strange, *lines]
@@ -74,7 +74,7 @@ def test_a_record_from_before_a_column_was_added_has_null_there(kind: type[Schem
             record
             for schema in (older, newer)
             for record in kind("joined", schema, served.url, {"max.retries": "0"})
-            .registered()
+            .register_once()
             .encode(pa.Table.from_pylist([row], schema))
         ]
         assert records[0] != records[1]
@@ -87,7 +87,7 @@ def test_a_message_that_is_none_of_the_rows_is_shown_as_it_is(fields: str) -> No
     schema = pa.schema({"day": pa.timestamp("ms"), "a": pa.string()})
     with registry() as served:
         number = served.add(f'syntax = "proto3"; message Y {{ {fields} }}', "PROTOBUF")
-        record = framed(number) + b"\0\x0a\1x\x10\5"
+        record = schema_frame(number) + b"\0\x0a\1x\x10\5"
         assert ProtobufOutput("joined", schema, served.url, {"max.retries": "0"}).lines([record] * 2) == [record] * 2
 
 
@@ -109,7 +109,7 @@ def test_a_null_reads_as_the_default_where_a_field_has_no_presence(monkeypatch: 
         monkeypatch.setattr(KafkaRecords, "_asked_ranges", lambda self: {})
         target = KafkaTarget("joined", "nowhere:1", key=("a",), headers={}, schema_output=output)
         content = KafkaContent(target, 0)
-        records = output.registered().encode(rows)
+        records = output.register_once().encode(rows)
         values = [value.split(SEPARATOR)[0] for value in content.texts(rows)]
         assert output.lines(records, output.defaults()) == values
         assert [json.loads(value)["b"] for value in values] == [None, "", None]

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from job.chains import PAYMENTS, document
-from joinery_runtime.connectors.inputs import decoder_for, guarded, planner_for, reader_for
+from joinery_runtime.connectors.inputs import decoder_for, planner_for, reader_for, with_record_boundary
 from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets, UnsharedSource
 from joinery_runtime.connectors.unions import UnionPlanner
 from joinery_runtime.engine.plan import TopicNumbers
@@ -153,7 +153,7 @@ def union(tmp_path: Path) -> UnionInput:
 
 def test_rows_of_files_of_two_formats_are_rows_of_the_union(union: UnionInput) -> None:
     planner, reader = planner_for(union, "job", STORE), reader_for(union)
-    decoder = guarded(union, decoder_for(union))
+    decoder = with_record_boundary(union, decoder_for(union))
     rows: list[dict[str, Any]] = []
     dropped: Counter[str] = Counter()
     letters = []

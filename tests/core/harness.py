@@ -50,7 +50,7 @@ from joinery_runtime.engine.tasks import (
     LocalHost,
     Threads,
     WorkerProcesses,
-    outcome,
+    make_outcome,
     ranges_by_peer,
     read_own_rows,
     run_epoch,
@@ -231,7 +231,7 @@ class PeersHost:
     def _collected(self, work: EpochWork, blocks: Sequence[Block]) -> EpochOutcome:
         reports = [block for block in blocks if isinstance(block, ReadReport | LateRecords)]
         read = self.workers[0].collect(work, reports, f"collect-{self.attempts}")
-        return outcome(read, blocks, self.workers[0].steps, work.plan.shards)
+        return make_outcome(read, blocks, self.workers[0].steps, work.plan.shards)
 
 
 BRANCHES = 6  # of each union: more than any history has partitions

@@ -100,7 +100,7 @@ class ShrinksInMemory(Driver):
     def _shrink_plan(self, record: JobRecord) -> None:
         pending = self.state.pending
         smaller = (
-            self._parts.planner.smaller(pending) if pending is not None and self._pending_plan.may_shrink else None
+            self._parts.planner.shrunk_plan(pending) if pending is not None and self._pending_plan.may_shrink else None
         )
         self.state = self.state.planned(smaller or pending)
 

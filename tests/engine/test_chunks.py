@@ -15,7 +15,7 @@ from engine.simulation import World
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt
 from joinery_runtime.core.kinds import rows as core_rows
 from joinery_runtime.engine import output_limit
-from joinery_runtime.engine.output_limit import ReplayableBatches, in_chunks, sliced
+from joinery_runtime.engine.output_limit import ReplayableBatches, in_chunks, slice_batches
 
 HOT = 30  # records of one key on each side
 
@@ -50,7 +50,7 @@ def test_small_batches_become_chunks(
 def test_chunks_are_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_limit, "CHUNK_BYTES", 8 * 10)
     assert sizes(in_chunks(batches_of(6, 5, 1))) == [6, 6]
-    assert sizes(sliced([batch(0, 25)])) == [10, 10, 5]
+    assert sizes(slice_batches([batch(0, 25)])) == [10, 10, 5]
 
 
 def test_rows_are_made_while_they_are_read_and_again_for_who_reads_again() -> None:

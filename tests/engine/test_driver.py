@@ -12,7 +12,7 @@ import pytest
 from engine.sim_jobs import INNER
 from engine.sim_sink import SimSink
 from engine.simulation import World
-from joinery_runtime.cli.ending import failed
+from joinery_runtime.cli.ending import failed_ending
 from joinery_runtime.connectors.sink import BufferedSink, Receipt
 from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.core.pipeline.spec import Pipeline
@@ -821,7 +821,7 @@ def test_a_plan_is_not_replayed_under_another_definition(world: World) -> None:
     edited = world.new_driver(who=replace(world.identity, definition={"edited": True}))
     with pytest.raises(StateError, match="was planned by a job that says something else") as caught:
         edited.recover()
-    assert failed(caught.value).retry  # the next start settles the plan under the definition that made it
+    assert failed_ending(caught.value).retry  # the next start settles the plan under the definition that made it
 
 
 def test_without_a_plan_an_edited_job_goes_on_and_leaves_what_was_published_alone(world: World) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.engine import exchange
-from joinery_runtime.engine.exchange import Cuts, LocalParcels, Parcel, opened, packed
+from joinery_runtime.engine.exchange import Cuts, LocalParcels, Parcel, open_parcels, pack_blocks
 from joinery_runtime.engine.messages import EpochWork, PartitionRead
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.read_report import ReadReport
@@ -65,7 +65,7 @@ def test_every_row_comes_once_in_its_order(
         sent.append((shard, RowBlock(step, side, numbered(number * 10, count), read)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "PACKED_BYTES", limit)
-        items = list(packed(sent, lambda shard: WorkerProcesses(peers).owner(shard, 8)))
+        items = list(pack_blocks(sent, lambda shard: WorkerProcesses(peers).owner(shard, 8)))
     assert rows_by_shard(delivered(items, WorkerProcesses(peers), 8)) == rows_by_shard(sent)
 
 
@@ -73,14 +73,14 @@ def test_a_peer_gets_one_parcel_for_a_side_of_all_of_its_shards() -> None:
     sent: list[Sent] = [
         (shard, RowBlock(0, side, numbered(shard * 10, 3))) for side in (LEFT, RIGHT) for shard in range(512)
     ]
-    receivers = [receiver for receiver, _ in packed(sent, lambda shard: WorkerProcesses(2).owner(shard, 512))]
+    receivers = [receiver for receiver, _ in pack_blocks(sent, lambda shard: WorkerProcesses(2).owner(shard, 512))]
     assert sorted(receivers) == [0, 0, 1, 1]
 
 
 def test_rows_for_every_shard_travel_once() -> None:
     rows = numbered(0, 1000)
     sent: list[Sent] = [(shard, RowBlock(0, RIGHT, rows)) for shard in range(8)]
-    items = list(packed(sent, lambda shard: WorkerProcesses(2).owner(shard, 8)))
+    items = list(pack_blocks(sent, lambda shard: WorkerProcesses(2).owner(shard, 8)))
     assert [len(pickle.dumps(item)) < 40_000 for _, item in items] == [True, True]
     assert rows_by_shard(delivered(items, WorkerProcesses(2), 8)) == rows_by_shard(sent)
 
@@ -91,7 +91,7 @@ def test_of_a_slice_only_its_own_rows_travel() -> None:
 
 
 def test_reports_are_passed_on_to_the_peer_of_reports() -> None:
-    assert list(packed([(4, REPORT)], lambda shard: WorkerProcesses(2).owner(shard, 4))) == [(0, (4, REPORT))]
+    assert list(pack_blocks([(4, REPORT)], lambda shard: WorkerProcesses(2).owner(shard, 4))) == [(0, (4, REPORT))]
 
 
 # --- rows that stay in their executor ---------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_a_local_parcel_gives_its_rows_again_and_again(tmp_path: Path) -> None:
     local = LocalParcels(tmp_path, work_of(1), "a").put(parcel)
     assert len(pickle.dumps(local)) < 500, "its rows do not travel"
     for _ in range(2):
-        (again,) = opened([pickle.loads(pickle.dumps(local))]) or []
+        (again,) = open_parcels([pickle.loads(pickle.dumps(local))]) or []
         assert rows_by_shard(again.blocks()) == rows_by_shard(parcel.blocks())
 
 
@@ -110,18 +110,18 @@ def test_files_of_earlier_epochs_go(tmp_path: Path) -> None:
     parcel = Parcel(Cuts(0, LEFT, True, ((0, 0, 5),)), numbered(0, 5))
     earlier = [LocalParcels(tmp_path, work_of(epoch), "a").put(parcel) for epoch in (1, 2)]
     beside = LocalParcels(tmp_path, work_of(2), "b").put(parcel)
-    assert opened(earlier) is None
-    assert len(opened([earlier[1], beside]) or []) == 2
+    assert open_parcels(earlier) is None
+    assert len(open_parcels([earlier[1], beside]) or []) == 2
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_rows_for_every_shard_travel_once_also_if_two_lanes_send_in_turn() -> None:
     first, second = numbered(0, 1000), numbered(5000, 1000)
     sent: list[Sent] = [(shard, RowBlock(0, RIGHT, rows)) for shard in range(8) for rows in (first, second)]
-    items = [item for _, item in packed(sent, lambda shard: WorkerProcesses(2).owner(shard, 8))]
+    items = [item for _, item in pack_blocks(sent, lambda shard: WorkerProcesses(2).owner(shard, 8))]
     assert [item.rows.num_rows for item in items if isinstance(item, Parcel)] == [2000, 2000]
     assert rows_by_shard(
-        delivered(packed(sent, lambda shard: WorkerProcesses(2).owner(shard, 8)), WorkerProcesses(2), 8)
+        delivered(pack_blocks(sent, lambda shard: WorkerProcesses(2).owner(shard, 8)), WorkerProcesses(2), 8)
     ) == rows_by_shard(sent)
 
 
@@ -129,10 +129,10 @@ def test_a_zombie_of_an_earlier_epoch_leaves_the_files_of_a_later_one(tmp_path: 
     parcel = Parcel(Cuts(0, LEFT, True, ((0, 0, 5),)), numbered(0, 5))
     later = LocalParcels(tmp_path, work_of(10), "a").put(parcel)
     LocalParcels(tmp_path, work_of(9), "zombie").put(parcel)
-    assert opened([later]) is not None
+    assert open_parcels([later]) is not None
 
 
 def test_a_file_that_is_no_parcel_counts_as_not_there(tmp_path: Path) -> None:
     local = LocalParcels(tmp_path, work_of(1), "a").put(Parcel(Cuts(0, LEFT, True, ((0, 0, 5),)), numbered(0, 5)))
     local.path.write_bytes(b"of a failing disk")
-    assert opened([local]) is None
+    assert open_parcels([local]) is None

@@ -13,7 +13,7 @@ from engine.sim_steps import add, record, started
 from engine.simulation import AggregateWorld, AsOfWorld, ChainWorld, FullWorld, SessionWorld, WindowWorld, World
 from joinery_runtime.core.table import compaction
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.job_state import JobState, staged
+from joinery_runtime.engine.job_state import JobState, staged_segments
 
 WORLDS = [World, FullWorld, ChainWorld, WindowWorld, SessionWorld, AsOfWorld, AggregateWorld]
 
@@ -59,7 +59,7 @@ def test_a_recovery_finds_the_state_that_was_worked_out(world: World) -> None:
             assert replace(driver.state, pending=None) == after
             assert replace(driver.state, committed_at_ms=stored(world, driver).committed_at_ms) == stored(world, driver)
             dropped_keys |= before.dropped(plan, outcome)
-            assert after.segments.keys() == (before.segments.keys() | staged(outcome).keys()) - dropped_keys
+            assert after.segments.keys() == (before.segments.keys() | staged_segments(outcome).keys()) - dropped_keys
     assert dropped_keys, "segments have left the state"
     assert driver.state.epoch >= 8
 

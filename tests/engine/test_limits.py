@@ -270,36 +270,39 @@ def of_kind(kind: Any) -> Pipeline:
 
 
 def test_the_other_side_of_an_interval_lets_rows_go() -> None:
-    assert full("left").stuck(reading("orders", "payments")) is None
-    assert full("left").stuck(reading("orders")) is None, "records of payments may come"
-    assert full("left right").stuck(reading()) is None, "nobody waits"
-    assert full("left").stuck(reading("orders", idle="payments")) is not None
-    assert full("left").stuck(reading("orders", ended="payments")) is None
-    assert full("left", rows=5).stuck(reading("orders", idle="payments")) is None
+    assert full("left").stuck_error(reading("orders", "payments")) is None
+    assert full("left").stuck_error(reading("orders")) is None, "records of payments may come"
+    assert full("left right").stuck_error(reading()) is None, "nobody waits"
+    assert full("left").stuck_error(reading("orders", idle="payments")) is not None
+    assert full("left").stuck_error(reading("orders", ended="payments")) is None
+    assert full("left", rows=5).stuck_error(reading("orders", idle="payments")) is None
 
 
 def test_of_a_window_the_slowest_side_lets_rows_go() -> None:
     windows = of_kind(WindowJoin(10, 10))
     paused = full("left", pipeline=windows)
-    assert paused.stuck(reading("orders", marks={"orders": 100, "payments": 50})) is None
-    assert paused.stuck(reading("orders", marks={"orders": 100, "payments": None})) is None
-    assert paused.stuck(reading("orders", marks=BOTH)) is not None
-    assert paused.stuck(reading("orders", marks={"orders": 100, "payments": END_OF_TIME}, ended="payments")) is not None
+    assert paused.stuck_error(reading("orders", marks={"orders": 100, "payments": 50})) is None
+    assert paused.stuck_error(reading("orders", marks={"orders": 100, "payments": None})) is None
+    assert paused.stuck_error(reading("orders", marks=BOTH)) is not None
+    assert (
+        paused.stuck_error(reading("orders", marks={"orders": 100, "payments": END_OF_TIME}, ended="payments"))
+        is not None
+    )
 
 
 def test_of_an_as_of_step_only_what_is_read_of_the_side_itself_lets_rows_go() -> None:
     for part, name in (("left", "orders"), ("right", "payments")):
-        assert full(part, pipeline=of_kind(AsOfJoin(100, 10))).stuck(reading(name)) is not None
+        assert full(part, pipeline=of_kind(AsOfJoin(100, 10))).stuck_error(reading(name)) is not None
 
 
 def test_a_pause_ends_after_another_one() -> None:
     """The left side of step 2 waits for refunds, the right one of step 1 for orders; refunds are read."""
     chain = compile_join(parsed(CHAIN))
     marks = {"orders": 1, "payments": 1, "refunds": 1}
-    assert full("left.2", pipeline=chain).stuck(reading("orders", "payments", marks=marks)) is None
-    assert full("left.2 right", pipeline=chain).stuck(reading("orders", "payments", marks=marks)) is None
-    assert full("left.2 right.2", pipeline=chain).stuck(reading("orders", marks=marks)) is not None
-    assert full("right right.2", pipeline=chain).stuck(reading("payments", "refunds", marks=marks)) is None
+    assert full("left.2", pipeline=chain).stuck_error(reading("orders", "payments", marks=marks)) is None
+    assert full("left.2 right", pipeline=chain).stuck_error(reading("orders", "payments", marks=marks)) is None
+    assert full("left.2 right.2", pipeline=chain).stuck_error(reading("orders", marks=marks)) is not None
+    assert full("right right.2", pipeline=chain).stuck_error(reading("payments", "refunds", marks=marks)) is None
 
 
 def test_segments_that_the_next_epoch_drops_are_waited_for() -> None:

@@ -248,10 +248,10 @@ def test_a_pending_plan_over_the_limits_gives_a_smaller_one() -> None:
     job = Job(Source(dict.fromkeys(ORDERS, (0, 400))), Source(dict.fromkeys(PAYMENTS, (0, 100))))
     plan = job.plan()
     assert plan is not None
-    assert job.planner.smaller(plan) is None
+    assert job.planner.shrunk_plan(plan) is None
     job.max_records = 90
     job.restart()
-    smaller = job.planner.smaller(plan)
+    smaller = job.planner.shrunk_plan(plan)
     assert smaller is not None
     assert ranges(smaller) == {ORDERS[0]: (0, 40), ORDERS[1]: (0, 40), PAYMENTS[0]: (0, 10)}
     assert replace(smaller, ranges=plan.ranges) == plan
@@ -437,7 +437,7 @@ def test_a_smaller_plan_that_reads_less_of_a_table_joins_nothing() -> None:
     plan = replace(plan, horizons={"left": Horizon(80, 90)})
     job.max_records = 100
     job.restart()
-    smaller = job.planner.smaller(plan)
+    smaller = job.planner.shrunk_plan(plan)
     assert smaller is not None
     assert records(smaller) == {PAYMENTS[0]: (10, 60)}
     assert smaller.horizons == {"left": Horizon(80, 80)}

@@ -56,7 +56,7 @@ def reader(served: Registry) -> Input:
 
 def test_what_a_job_writes_another_one_reads(served: Registry) -> None:
     expected = [{name: value for name, (_, _, value) in VALUES.items()}, dict.fromkeys(VALUES)]
-    encoder = pickle.loads(pickle.dumps(output(served).registered()))
+    encoder = pickle.loads(pickle.dumps(output(served).register_once()))
     records = encoder.encode(pa.Table.from_pylist(expected, SCHEMA))
     assert rows(decode(decoder_for(reader(served)), *records)) == expected
     assert list(served.subjects) == [("shop.joined-1-value", 1)]
@@ -69,7 +69,7 @@ def test_what_a_job_writes_another_one_reads(served: Registry) -> None:
 def test_a_session_s_id_is_a_decimal(served: Registry) -> None:
     """Avro has no unsigned numbers, and half of the ids are larger than a long."""
     schema = pa.schema({"session_id": pa.uint64()})
-    records = output(served, schema).registered().encode(pa.table([[2**64 - 1, 7, None]], schema=schema))
+    records = output(served, schema).register_once().encode(pa.table([[2**64 - 1, 7, None]], schema=schema))
     written = fastavro.parse_schema(json.loads(served.schemas[1]["schema"]))
     read = [fastavro.schemaless_reader(io.BytesIO(record[5:]), written, None)["session_id"] for record in records]
     assert read == [Decimal(2**64 - 1), Decimal(7), None]
@@ -77,8 +77,8 @@ def test_a_session_s_id_is_a_decimal(served: Registry) -> None:
 
 def test_a_new_column_is_a_new_version_that_old_readers_and_new_ones_read(served: Registry) -> None:
     narrow, wide = pa.schema({"id": pa.string()}), pa.schema({"id": pa.string(), "n": pa.int32()})
-    old, new = output(served, narrow).registered(), output(served, wide).registered()
-    assert [old.number, new.number, output(served, narrow).registered().number] == [1, 2, 1]
+    old, new = output(served, narrow).register_once(), output(served, wide).register_once()
+    assert [old.number, new.number, output(served, narrow).register_once().number] == [1, 2, 1]
     (first,), (second,) = old.encode(pa.table({"id": ["a"]})), new.encode(pa.table({"id": ["b"], "n": [2]}))
     schemas = [fastavro.parse_schema(json.loads(served.schemas[number]["schema"])) for number in (1, 2)]
     read = fastavro.schemaless_reader
@@ -87,22 +87,22 @@ def test_a_new_column_is_a_new_version_that_old_readers_and_new_ones_read(served
 
 
 def test_a_schema_that_the_registry_refuses_ends_the_job_before_a_row_is_written(served: Registry) -> None:
-    output(served, pa.schema({"n": pa.int32()})).registered()
+    output(served, pa.schema({"n": pa.int32()})).register_once()
     says = r"Output topic shop.joined-1: the registry rejects the schema of its rows: .*-value: .*incompatible: n"
     with pytest.raises(SinkError, match=says) as caught:
-        output(served, pa.schema({"n": pa.string()})).registered()
+        output(served, pa.schema({"n": pa.string()})).register_once()
     assert not isinstance(caught.value, OutputUnavailable)
 
 
 def test_a_registry_that_is_away_is_waited_for_and_one_that_denies_is_not(served: Registry) -> None:
     served.status = 503
     with pytest.raises(OutputUnavailable, match="the schema registry does not answer"):
-        output(served).registered()
+        output(served).register_once()
     with pytest.raises(OutputUnavailable, match="the schema registry does not answer"):
-        AvroOutput("t", SCHEMA, "http://127.0.0.1:1", {"max.retries": "0"}).registered()
+        AvroOutput("t", SCHEMA, "http://127.0.0.1:1", {"max.retries": "0"}).register_once()
     served.status = 401
     with pytest.raises(SinkError, match="the schema registry denies access") as caught:
-        output(served).registered()
+        output(served).register_once()
     assert not isinstance(caught.value, OutputUnavailable)
 
 
@@ -113,7 +113,7 @@ def test_a_record_whose_schema_number_the_registry_does_not_take_is_none_of_the_
 
 def test_names_and_settings_that_cannot_be(served: Registry) -> None:
     with pytest.raises(SinkError, match=r"columns of these names: ordér, 2nd\. Name them with `as` in select"):
-        output(served, pa.schema({"ok": pa.string(), "ordér": pa.string(), "2nd": pa.string()})).registered()
+        output(served, pa.schema({"ok": pa.string(), "ordér": pa.string(), "2nd": pa.string()})).register_once()
     with pytest.raises(SinkError, match=r"output.schemaRegistry.properties are not valid: .*no.such"):
-        AvroOutput("t", SCHEMA, served.url, {"no.such": "x"}).registered()
+        AvroOutput("t", SCHEMA, served.url, {"no.such": "x"}).register_once()
     assert served.schemas == {}

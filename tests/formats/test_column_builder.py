@@ -16,7 +16,7 @@ import pytest
 from budget import LARGE
 from joinery_runtime.formats.json import decoder as json_format
 from joinery_runtime.formats.json.decoder import JsonDecoder
-from joinery_runtime.formats.records import BadRecord, Decoded, json_text, unreadable, with_bad
+from joinery_runtime.formats.records import BadRecord, Decoded, json_text, unreadable_reason, with_bad
 from joinery_runtime.formats.registry.avro_bounds import Nanos
 from joinery_runtime.formats.row_decoder import ColumnBuilder
 
@@ -66,7 +66,7 @@ def as_json(schema: pa.Schema, rows: Sequence[dict[str, Any]]) -> Decoded:
             records.append(json_text(row).encode("utf-8", "surrogatepass"))
             positions.append(position)
         except (ValueError, TypeError, RecursionError) as error:
-            bad.append(BadRecord(position, unreadable(error)))
+            bad.append(BadRecord(position, unreadable_reason(error)))
     decoded = JsonDecoder(schema).decode(pa.array(records, pa.binary()))
     return with_bad(decoded.at(np.array(positions, np.int64)), bad)
 

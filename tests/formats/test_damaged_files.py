@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from joinery_runtime.connectors.inputs import decoder_for, guarded, planner_for, reader_for
+from joinery_runtime.connectors.inputs import decoder_for, planner_for, reader_for, with_record_boundary
 from joinery_runtime.connectors.source import StoredOffsets
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
@@ -60,7 +60,7 @@ def read(tmp_path: Path, file_format: str, data: bytes) -> tuple[int, list[str]]
     columns = [{"name": "ts", "type": "timestamp"}, {"name": "id", "type": "string"}]
     model = {"name": "in", "file": {"path": str(tmp_path / "in")}, "format": file_format, "schema": columns}
     side = Input.model_validate({**model, "eventTime": "ts"})
-    planner, decoder = planner_for(side, "job", STORE), guarded(side, decoder_for(side))
+    planner, decoder = planner_for(side, "job", STORE), with_record_boundary(side, decoder_for(side))
     rows, reasons = 0, []
     for bounds in planner.bounds(StoredOffsets()):
         for raw in reader_for(side).read(planner.cut(bounds, 10 * ROWS)):

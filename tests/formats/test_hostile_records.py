@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.connectors.inputs import decoder_for, guarded, planner_for, reader_for
+from joinery_runtime.connectors.inputs import decoder_for, planner_for, reader_for, with_record_boundary
 from joinery_runtime.connectors.source import Range, StoredOffsets
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
@@ -43,7 +43,7 @@ def batch(records: Sequence[bytes]) -> RawBatch:
 
 
 def decode(side: Input, *records: bytes) -> Decoded:
-    return guarded(side, decoder_for(side)).decode_batch(batch(records))
+    return with_record_boundary(side, decoder_for(side)).decode_batch(batch(records))
 
 
 # --- Avro -------------------------------------------------------------------------------------------------------------
@@ -250,7 +250,11 @@ def test_a_line_that_is_too_long_is_a_bad_record_of_which_the_beginning_is_read(
     with gzip.open(file, "wt") as out:
         out.write("\n".join([*(["id,ts,s"] if kind == "csv" else []), *lines]))
     side = model(kind, {"name": "s", "type": "string"}, kafka=None, file={"path": str(file)})
-    planner, reader, decoder = planner_for(side, "j", STORE), reader_for(side), guarded(side, decoder_for(side))
+    planner, reader, decoder = (
+        planner_for(side, "j", STORE),
+        reader_for(side),
+        with_record_boundary(side, decoder_for(side)),
+    )
     (bounds,) = planner.bounds(StoredOffsets())
     batches = list(reader.read(Range(bounds.partition, bounds.start, bounds.end_exclusive)))
     decoded = [decoder.decode_batch(raw) for raw in batches]
@@ -304,7 +308,7 @@ class Fragile:
 )
 def test_whatever_a_record_raises_concerns_this_record_only(error: BaseException) -> None:
     fragile = Fragile(error, 3, 70)
-    decoded = guarded(model("json"), fragile).decode_batch(batch([b"x"] * 100))
+    decoded = with_record_boundary(model("json"), fragile).decode_batch(batch([b"x"] * 100))
     assert [bad.index for bad in decoded.bad] == [3, 70]
     assert decoded.bad[0].reason.startswith(f"it cannot be read: {type(error).__name__}")
     assert len(decoded.bad[0].reason) < 300
@@ -318,21 +322,21 @@ def test_whatever_a_record_raises_concerns_this_record_only(error: BaseException
 
 def test_a_table_without_rows_has_no_deletions_either() -> None:
     side = model("json", table={"key": ["id"]})
-    decoded = guarded(side, Fragile(ValueError(), 0)).decode_batch(batch([b"x"]))
+    decoded = with_record_boundary(side, Fragile(ValueError(), 0)).decode_batch(batch([b"x"]))
     assert decoded.deleted is not None
     assert (decoded.deleted.tolist(), decoded.rows.num_rows, len(decoded.bad)) == ([], 0, 1)
 
 
 def test_an_error_of_the_surroundings_is_no_fault_of_a_record() -> None:
     with pytest.raises(SourceUnavailable):
-        guarded(model("json"), Fragile(SourceUnavailable("away"), 3)).decode_batch(batch([b"x"] * 5))
+        with_record_boundary(model("json"), Fragile(SourceUnavailable("away"), 3)).decode_batch(batch([b"x"] * 5))
 
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), TimeoutError()])
 @pytest.mark.parametrize("count", [1, 5])
 def test_an_error_of_the_machine_is_no_fault_of_a_record_either(error: OSError, count: int) -> None:
     with pytest.raises(type(error)):
-        guarded(model("json"), Fragile(error, 0)).decode_batch(batch([b"x"] * count))
+        with_record_boundary(model("json"), Fragile(error, 0)).decode_batch(batch([b"x"] * count))
 
 
 def test_a_record_gets_a_second_chance_where_memory_ended() -> None:
@@ -342,7 +346,7 @@ def test_a_record_gets_a_second_chance_where_memory_ended() -> None:
                 self._bad = set()
             return super().decode_batch(raw)
 
-    decoded = guarded(model("json"), Once(MemoryError(), 0)).decode_batch(batch([b"x"]))
+    decoded = with_record_boundary(model("json"), Once(MemoryError(), 0)).decode_batch(batch([b"x"]))
     assert (decoded.rows["id"].to_pylist(), decoded.bad) == ([0], [])
 
 

@@ -20,7 +20,7 @@ from joinery_runtime.formats.compiled import kernels
 from joinery_runtime.formats.json import decoder as json_format
 from joinery_runtime.formats.json.decoder import JsonDecoder, JsonKernel, follows
 from joinery_runtime.formats.json.fallback import JsonFallbackDecoder, NestedJsonDecoder, is_nested
-from joinery_runtime.formats.json.texts import WantedValue, tree
+from joinery_runtime.formats.json.texts import WantedValue, wanted_tree
 from joinery_runtime.formats.records import Decoded
 from joinery_runtime.job.model.references import Path
 
@@ -334,7 +334,7 @@ def test_the_kernel_finds_what_the_judge_finds_by_paths(strange: float, seed: in
     random = Random(seed)
     schema = schema_of(random)
     paths = paths_of(random, schema)
-    root = tree([paths.get(name, (name,)) for name in schema.names])
+    root = wanted_tree([paths.get(name, (name,)) for name in schema.names])
     texts = [around(random, root, schema, strange=strange).encode("utf-8", "surrogatepass") for _ in range(size)]
     records = [mutated(random, text) if random.random() < strange else text for text in texts]
     values = pa.array([b"before", *records, b"after"], pa.binary())[1:-1]

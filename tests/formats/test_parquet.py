@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from joinery_runtime.connectors.files import parquet
-from joinery_runtime.connectors.inputs import decoder_for, guarded, planner_for, reader_for
+from joinery_runtime.connectors.inputs import decoder_for, planner_for, reader_for, with_record_boundary
 from joinery_runtime.connectors.source import Range, StoredOffsets
 from joinery_runtime.connectors.trial import read_carefully
 from joinery_runtime.errors import SourceError
@@ -37,7 +37,11 @@ def model(path: Path, *columns: Column, **more: Any) -> Input:
 
 def read(side: Input, per_range: int = 100_000) -> list[tuple[list[int], Decoded, list[bytes]]]:
     """Offsets, rows and bad records of each batch, read in ranges as a job reads them."""
-    planner, reader, decoder = planner_for(side, "job", STORE), reader_for(side), guarded(side, decoder_for(side))
+    planner, reader, decoder = (
+        planner_for(side, "job", STORE),
+        reader_for(side),
+        with_record_boundary(side, decoder_for(side)),
+    )
     batches, positions = [], {}
     while True:
         open_ = [b for b in planner.bounds(StoredOffsets(positions)) if b.start < b.end_exclusive]

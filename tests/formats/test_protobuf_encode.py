@@ -69,7 +69,7 @@ def own(served: Registry, text: str) -> int:
 def test_what_a_job_writes_another_one_reads(served: Registry) -> None:
     """A default (false, an empty text) is not a null."""
     expected = [{name: value for name, (_, _, value) in VALUES.items()}, dict.fromkeys(VALUES)]
-    encoder = pickle.loads(pickle.dumps(output(served).registered()))
+    encoder = pickle.loads(pickle.dumps(output(served).register_once()))
     records = encoder.encode(pa.Table.from_pylist(expected, SCHEMA))
     assert rows(decode(decoder_for(reader(served)), *records)) == expected
     assert list(served.subjects) == [(SUBJECT, 1)]
@@ -82,7 +82,7 @@ def test_what_a_job_writes_another_one_reads(served: Registry) -> None:
 
 def test_numbers_of_two_to_the_64_and_what_is_no_number(served: Registry) -> None:
     schema = pa.schema({"session_id": pa.uint64(), "real": pa.float64()})
-    (record,) = output(served, schema).registered().encode(pa.table([[2**64 - 1], [float("inf")]], schema=schema))
+    (record,) = output(served, schema).register_once().encode(pa.table([[2**64 - 1], [float("inf")]], schema=schema))
     message = message_factory.GetMessageClass(
         compile_schema(served.schemas[1]["schema"], {}).message_at([0])
     ).FromString(record[6:])
@@ -94,12 +94,12 @@ def test_fields_keep_their_numbers_when_columns_come_go_and_change_places(served
     more = pa.schema({"at": pa.timestamp("ms", "UTC"), "n": pa.int32(), "id": pa.string()})
     less = pa.schema({"at": pa.timestamp("ms", "UTC")})
     again = pa.schema({"new": pa.int64(), "n": pa.int32()})
-    schema_numbers = [output(served, schema).registered().number for schema in (first, more, less, again)]
+    schema_numbers = [output(served, schema).register_once().number for schema in (first, more, less, again)]
     assert schema_numbers == [1, 2, 2, 3], "who writes less needs no schema of its own"
     assert numbers(served, 1) == {"id": 1, "n": 2}
     assert numbers(served, 2) == {"id": 1, "n": 2, "at": 3}
     assert numbers(served, 3) == {"id": 1, "n": 2, "at": 3, "new": 4}
-    encoded = output(served, again).registered().encode(pa.table([[5], [6]], schema=again))
+    encoded = output(served, again).register_once().encode(pa.table([[5], [6]], schema=again))
     old = message_factory.GetMessageClass(compile_schema(served.schemas[1]["schema"], {}).message_at([0])).FromString(
         encoded[0][6:]
     )
@@ -115,16 +115,16 @@ WRITTEN = 'syntax = "proto3";\nmessage ShopJoined1 {\n  optional string a = 1;\n
 
 def test_a_new_column_gets_no_number_that_an_older_version_has_used(served: Registry) -> None:
     """Also one that it has reserved, where another one had used it before."""
-    first = output(served, strings("a", "b", "c")).registered()
+    first = output(served, strings("a", "b", "c")).register_once()
     own(served, WRITTEN)
-    assert numbers(served, output(served, strings("a", "b", "d")).registered().number) == {"a": 1, "b": 2, "d": 4}
+    assert numbers(served, output(served, strings("a", "b", "d")).register_once().number) == {"a": 1, "b": 2, "d": 4}
     row = pa.table({"a": ["1"], "b": ["2"], "d": ["4"]})
-    (record,) = output(served, row.schema).registered().encode(row)
+    (record,) = output(served, row.schema).register_once().encode(row)
     old = message_factory.GetMessageClass(compile_schema(first.schema, {}).message_at([0])).FromString(record[6:])
     assert (old.a, old.HasField("c")) == ("1", False)
     own(served, WRITTEN.replace("}", "  reserved 5 to 7;\n}"))
     own(served, WRITTEN)
-    assert numbers(served, output(served, strings("a", "b", "e")).registered().number) == {"a": 1, "b": 2, "e": 8}
+    assert numbers(served, output(served, strings("a", "b", "e")).register_once().number) == {"a": 1, "b": 2, "e": 8}
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_a_new_column_gets_no_number_that_an_older_version_has_used(served: Regi
 def test_what_a_job_would_not_write_it_does_not_extend(served: Registry, text: str) -> None:
     """Its schema would drop what it does not know."""
     own(served, text)
-    assert output(served, strings("a", "b")).registered().number == 1, "it is used as it stands"
+    assert output(served, strings("a", "b")).register_once().number == 1, "it is used as it stands"
     with pytest.raises(SinkError, match=r"has no field for c \(string\): version 1 of .* was not registered by a job"):
-        output(served, strings("a", "b", "c")).registered()
+        output(served, strings("a", "b", "c")).register_once()
     assert len(served.schemas) == 1
 
 
@@ -151,41 +151,41 @@ def test_columns_of_one_oneof_and_fields_that_are_required_are_refused(served: R
     """Of a oneof one value is kept, and a null of a required field cannot be written."""
     own(served, 'syntax = "proto3"; message X { oneof one { string a = 1; string b = 2; } string c = 3; }')
     with pytest.raises(SinkError, match="columns a, b are one oneof, one: only one of them would keep its value"):
-        output(served, strings("a", "b")).registered()
-    (record,) = output(served, strings("b", "c")).registered().encode(pa.table({"b": ["2"], "c": ["3"]}))
+        output(served, strings("a", "b")).register_once()
+    (record,) = output(served, strings("b", "c")).register_once().encode(pa.table({"b": ["2"], "c": ["3"]}))
     assert record.endswith(b"\x12\x012\x1a\x013")
     own(served, 'syntax = "proto2"; message X { required string a = 1; optional string b = 2; }')
     with pytest.raises(SinkError, match="the fields a are `required`, and a row may have no value for them: version 2"):
-        output(served, strings("a")).registered()
+        output(served, strings("a")).register_once()
     with pytest.raises(SinkError, match="the fields a are `required`"):
-        output(served, strings("b")).registered()
+        output(served, strings("b")).register_once()
 
 
 def test_the_type_that_a_field_has_is_named(served: Registry) -> None:
     own(served, 'syntax = "proto3"; message X { sint32 n = 1; fixed64 m = 2; }')
     with pytest.raises(SinkError, match="column n is int32, and the field of that name is sint32"):
-        output(served, pa.schema({"n": pa.int32()})).registered()
+        output(served, pa.schema({"n": pa.int32()})).register_once()
     with pytest.raises(SinkError, match="column m is int64, and the field of that name is fixed64"):
-        output(served, pa.schema({"m": pa.int64()})).registered()
+        output(served, pa.schema({"m": pa.int64()})).register_once()
 
 
 def test_a_column_of_another_type_ends_the_job_before_a_row_is_written(served: Registry) -> None:
-    output(served, pa.schema({"n": pa.int32()})).registered()
+    output(served, pa.schema({"n": pa.int32()})).register_once()
     with pytest.raises(SinkError, match="column n is string, and the field of that name is int32: version 1 of shop"):
-        output(served, pa.schema({"n": pa.string()})).registered()
+        output(served, pa.schema({"n": pa.string()})).register_once()
     assert len(served.schemas) == 1
 
 
 def test_a_schema_that_somebody_wrote_is_used_as_it_stands(served: Registry) -> None:
     text = 'syntax = "proto3"; package shop; // ours\nmessage Order { repeated string tags = 7; string id = 4; }'
     number = own(served, text)
-    encoder = output(served, pa.schema({"id": pa.string()})).registered()
+    encoder = output(served, pa.schema({"id": pa.string()})).register_once()
     (record,) = encoder.encode(pa.table({"id": ["a"]}))
     assert (encoder.number, record) == (number, b"\0\0\0\0\x01\0" + b"\x22\x01a")
     with pytest.raises(SinkError, match=r"message shop\.Order has no field for n \(int32\): version 1 of .* was not"):
-        output(served, pa.schema({"id": pa.string(), "n": pa.int32()})).registered()
+        output(served, pa.schema({"id": pa.string(), "n": pa.int32()})).register_once()
     with pytest.raises(SinkError, match="column tags is string, and the field of that name is repeated string"):
-        output(served, pa.schema({"tags": pa.string()})).registered()
+        output(served, pa.schema({"tags": pa.string()})).register_once()
     assert len(served.schemas) == 1
 
 
@@ -195,30 +195,30 @@ def test_a_schema_that_imports_another_subject_s(served: Registry) -> None:
     references = [{"name": "place.proto", "subject": "place", "version": 1}]
     text = 'syntax = "proto3"; import "place.proto"; message Order { Place at = 1; string id = 2; }'
     served.subjects[SUBJECT, 1] = served.add(text, "PROTOBUF", references)
-    encoder = pickle.loads(pickle.dumps(output(served, pa.schema({"id": pa.string()})).registered()))
+    encoder = pickle.loads(pickle.dumps(output(served, pa.schema({"id": pa.string()})).register_once()))
     assert encoder.encode(pa.table({"id": ["a"]})) == [b"\0\0\0\0\x02\0\x12\x01a"]
 
 
 def test_a_subject_with_schemas_of_avro_is_refused(served: Registry) -> None:
     narrow = pa.schema({"id": pa.string()})
-    AvroOutput("shop.joined-1", narrow, served.url, {"max.retries": "0"}).registered()
+    AvroOutput("shop.joined-1", narrow, served.url, {"max.retries": "0"}).register_once()
     with pytest.raises(SinkError, match=r"its registered schema is of AVRO, and output\.format is protobuf"):
-        output(served, narrow).registered()
+        output(served, narrow).register_once()
 
 
 def test_what_the_registry_refuses_and_names_that_cannot_be(served: Registry) -> None:
     with pytest.raises(SinkError, match=r"Protobuf cannot have columns of these names: ordér"):
-        output(served, pa.schema({"ordér": pa.string()})).registered()
+        output(served, pa.schema({"ordér": pa.string()})).register_once()
     with pytest.raises(SinkError, match=r"schema of the job's columns is not valid: .* conflicts with"):
-        output(served, pa.schema({"a_b": pa.string(), "aB": pa.string()})).registered()
+        output(served, pa.schema({"a_b": pa.string(), "aB": pa.string()})).register_once()
     assert served.schemas == {}
     served.status = 409
     with pytest.raises(SinkError, match="the registry rejects the schema of its rows") as caught:
-        output(served).registered()
+        output(served).register_once()
     assert not isinstance(caught.value, OutputUnavailable)
     served.status = 503
     with pytest.raises(OutputUnavailable, match="the schema registry does not answer"):
-        output(served).registered()
+        output(served).register_once()
 
 
 @pytest.mark.parametrize("lenient", [False, True])
@@ -231,14 +231,14 @@ def test_of_two_drivers_that_register_at_the_same_time_the_second_takes_what_the
     columns, register_both = racing(served, monkeypatch)
     served.lenient = lenient
     if before:
-        output(served, pa.schema({"k": pa.string()})).registered()
+        output(served, pa.schema({"k": pa.string()})).register_once()
     ours, theirs = register_both()
     assert ours == theirs
     assert len(served.deleted) == lenient
     newest = max(version for _, version in served.subjects.keys() - served.deleted)
     assert numbers(served, served.subjects[SUBJECT, newest]) == {"k": 1, "b": 2, "a": 3}
     more = pa.schema({**columns, "c": pa.string()})
-    assert numbers(served, output(served, more).registered().number) == {"k": 1, "b": 2, "a": 3, "c": 4}
+    assert numbers(served, output(served, more).register_once().number) == {"k": 1, "b": 2, "a": 3, "c": 4}
 
 
 def test_a_second_schema_that_cannot_be_taken_back_is_named(served: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,11 +258,11 @@ def racing(served: Registry, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str,
 
     def after_another(registry: Registry, subject: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         monkeypatch.setattr(Registry, "register", register)
-        theirs.append(output(registry, pa.schema({name: columns[name] for name in ("k", "b", "a")})).registered())
+        theirs.append(output(registry, pa.schema({name: columns[name] for name in ("k", "b", "a")})).register_once())
         return registry.register(subject, body)
 
     def register_both() -> Any:
         monkeypatch.setattr(Registry, "register", after_another)
-        return (output(served, pa.schema(columns)).registered(), *theirs)
+        return (output(served, pa.schema(columns)).register_once(), *theirs)
 
     return columns, register_both

@@ -450,8 +450,10 @@ def test_an_epoch_that_cannot_be_exchanged_names_the_port_unless_memory_ran_out(
         return error
 
     unreachable = "org.apache.spark.shuffle.FetchFailedException: Failed to connect to /10.0.0.7:7079"
-    assert "spark.blockManager.port" in spark._advice(failed(unreachable))
-    assert "spark.executor.memory" in spark._advice(failed(f"{unreachable}\nExecutorLostFailure (exit code 137)"))
+    assert "spark.blockManager.port" in spark._failure_advice(failed(unreachable))
+    assert "spark.executor.memory" in spark._failure_advice(
+        failed(f"{unreachable}\nExecutorLostFailure (exit code 137)")
+    )
 
 
 # --- peers ------------------------------------------------------------------------------------------------------------

@@ -361,33 +361,33 @@ def test_tasks_count_those_of_committed_epochs_and_of_the_running_one(scene: Sce
     assert scene.status.tasks is None
     tasks = []
     for done in (3, 5, 2):  # an epoch that is run again after an error starts at 0
-        scene.board.tasks(done)
+        scene.board.note_tasks(done)
         tasks.append(scene.status.tasks)
     scene.commit()
     for done in (0, 4):
-        scene.board.tasks(done)
+        scene.board.note_tasks(done)
         tasks.append(scene.status.tasks)
     assert tasks == [3, 5, 2, 2, 6]
 
 
 def test_a_job_whose_tasks_run_on_executors_is_ready_once_one_has_run_a_task(scene: Scene, site: Site) -> None:
-    scene.board.workers(ran=False)
+    scene.board.note_workers(ran=False)
     scene.listener.started(scene.driver)
     scene.listener.polled(scene.driver)
     assert site.get("/readyz")[::2] == (503, "no executor has run a task yet\n")
-    scene.board.workers(ran=True)
+    scene.board.note_workers(ran=True)
     assert scene.status.ready
 
 
 def test_a_job_that_lost_its_executors_waits_for_them(scene: Scene, site: Site) -> None:
     scene.listener.started(scene.driver)
     scene.commit()
-    scene.board.starved(Outage(NoExecutors("No executor runs"), NOW - 30, 5.0))
+    scene.board.note_starvation(Outage(NoExecutors("No executor runs"), NOW - 30, 5.0))
     status = scene.status
     assert (status.ready, status.waiting and status.waiting.system) == (False, "executors")
     assert metrics(site)['joinery_waiting_seconds{system="executors"}'] == 30
     assert site.get("/readyz")[::2] == (503, "No executor runs\n")
-    scene.board.starved(None)
+    scene.board.note_starvation(None)
     assert (scene.status.ready, scene.status.waiting) == (True, None)
 
 
@@ -477,7 +477,7 @@ def test_signs_of_life(scene: Scene, sign: str) -> None:
     elif sign == "outage":
         scene.listener.waiting(Outage(StoreUnavailable("away"), NOW, 30))
     else:
-        scene.board.spark(2)
+        scene.board.note_executors(2)
     assert scene.liveness.problem() is None
     scene.now += STALLED_AFTER
     assert scene.liveness.problem() is None
@@ -559,7 +559,7 @@ def test_metrics(scene: Scene, site: Site) -> None:
     scene.driver.paused = {"orders": "full"}
     scene.listener.polled(scene.driver)
     scene.listener.retrying(PartitionsLost("taken"), 0.25)
-    scene.board.spark(2)
+    scene.board.note_executors(2)
     scene.listener.scaled(Scaling(8, 4, "4 executors instead of 2", "load"))
     expected = {
         'joinery_info{name="job",revision="abc",version="0.1.0"}': 1,

@@ -306,7 +306,7 @@ def test_a_stop_while_no_job_runs_gives_nothing_up(monkeypatch: pytest.MonkeyPat
 
 def test_a_new_host_has_to_show_that_its_workers_run(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(FakeSpark(monkeypatch))  # type: ignore[arg-type]
-    scene.board.workers(ran=True)
+    scene.board.note_workers(ran=True)
     scene.watch.begin_trial(None)
     scene.watch.poll(0)
     assert (scene.watch._trial, scene.board.snapshot.workers_ran) == (None, False)

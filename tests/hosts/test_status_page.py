@@ -62,11 +62,11 @@ def test_a_day_is_kept_finely_at_its_end_and_coarsely_before() -> None:
 def test_there_is_no_sample_before_the_totals_are_known() -> None:
     """Of a driver that goes on with a state they are millions at once."""
     day = DayOfAJob(read={"orders": 5_000_000, "payments": 4_000_000}, out=1_000_000)
-    day.board.spark(None)
+    day.board.note_executors(None)
     (first,) = history_document(day.board, 0).samples
     assert first.rows_in == {"orders": 5_000_000, "payments": 4_000_000}
     unknown = Board("job", ("orders",), Liveness(60))
-    unknown.trouble(StoreUnavailable("the store is away"))
+    unknown.note_trouble(StoreUnavailable("the store is away"))
     unknown.spark(None)
     assert history_document(unknown, 0).samples == ()
 

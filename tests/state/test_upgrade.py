@@ -13,7 +13,7 @@ from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.migrations import read_live, unchanged
 from joinery_runtime.state.savepoints import MOST_PINS, ensure_pin, never, prune_pins
 from joinery_runtime.state.store import JobRecord
-from joinery_runtime.state.upgrade import migrate_pinned, rehearse
+from joinery_runtime.state.upgrade import migrate_pinned, rehearse_migration
 from state.values import live_keys, run_epoch
 
 JOB = "job"
@@ -67,7 +67,7 @@ def test_nothing_to_migrate_pins_nothing(store: MemoryStore, record: JobRecord) 
 def test_segments_that_are_read_as_they_are_stay_so(store: MemoryStore, record: JobRecord) -> None:
     assert migrate_pinned(store, record, {1: unchanged}, 2, quiet) is record
     assert names(store) == []
-    rehearsal = rehearse(store, record, {1: unchanged}, 2)
+    rehearsal = rehearse_migration(store, record, {1: unchanged}, 2)
     assert (rehearsal.versions, rehearsal.segments, rehearsal.to_migrate) == ((1,), 2, 0)
 
 
@@ -208,5 +208,5 @@ def test_a_rehearsal_that_meets_newer_state_refuses(store: MemoryStore, record: 
     read = store.read_segments
     store.read_segments = lambda job, keys: replaced(keys)(job, keys)  # type: ignore[method-assign]
     with pytest.raises(IncompatibleState, match="newer than this release: it has state_version 3"):
-        rehearse(store, record, CHAIN, 2)
+        rehearse_migration(store, record, CHAIN, 2)
     assert len(live_keys(store, JOB)) == 2

@@ -20,7 +20,7 @@ from connectors.rows import EMPTY, EVERY_TYPE, FULL, INCARNATION, attempt, recov
 from joinery_runtime.connectors.files import rolling
 from joinery_runtime.connectors.files import sink as files
 from joinery_runtime.connectors.files.rolling import Rolling
-from joinery_runtime.connectors.files.sink import FileSink, published
+from joinery_runtime.connectors.files.sink import FileSink, published_lines
 from joinery_runtime.connectors.sink import Receipt, short_incarnation
 from joinery_runtime.errors import Fenced, SinkError
 
@@ -244,7 +244,7 @@ def test_rows_that_no_commit_has_named_are_found_once(store: Store) -> None:
 
 
 def values_of(store: Store, epoch: int) -> list[int]:
-    lines = published(
+    lines = published_lines(
         str(store.folder), epoch, lambda number: store.committed[number - 1], short_incarnation(INCARNATION)
     )
     return [json.loads(line)["a"] for line in lines]

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from connectors.rows import EMPTY, EVERY_TYPE, FULL, INCARNATION, attempt, recovery
-from joinery_runtime.connectors.files.sink import FileSink, published
+from joinery_runtime.connectors.files.sink import FileSink, published_lines
 from joinery_runtime.connectors.sink import short_incarnation
 from joinery_runtime.errors import OutputUnavailable, SinkError
 
@@ -59,7 +59,7 @@ def test_rows_are_visible_only_once_published(sink) -> None:
     sink.in_transaction(None, 7, [receipt])
     sink.publish(7, [json.loads(json.dumps(receipt))])
     assert visible(sink) == {f"epoch-000000000007-shard-00003{suffix(sink)}": [1, 2]}
-    assert list(published(str(sink._directory), 7, lambda _: [], LIFE)) == [b'{"a":1}', b'{"a":2}']
+    assert list(published_lines(str(sink._directory), 7, lambda _: [], LIFE)) == [b'{"a":1}', b'{"a":2}']
 
 
 def test_publishing_again_changes_nothing(sink) -> None:
@@ -199,4 +199,4 @@ def test_what_was_staged_before_the_format_was_edited_is_published(tmp_path: Pat
 def test_a_part_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "epoch-000000000001-shard-00000.parquet").write_bytes(b"torn")
     with pytest.raises(SinkError, match=r"shard-00000\.parquet cannot be read"):
-        list(published(str(tmp_path), 1, lambda _: [], LIFE))
+        list(published_lines(str(tmp_path), 1, lambda _: [], LIFE))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from joinery_runtime.connectors.kafka.target import repeat
+from joinery_runtime.connectors.kafka.target import repeat_call
 
 
 def test_a_repeated_call_prints_nothing(capfd) -> None:
@@ -17,7 +17,7 @@ def test_a_repeated_call_prints_nothing(capfd) -> None:
         if len(trials) < 3:
             raise KafkaException(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE))
 
-    repeat(call, lambda error: error.code() == KafkaError.COORDINATOR_NOT_AVAILABLE, 5)
+    repeat_call(call, lambda error: error.code() == KafkaError.COORDINATOR_NOT_AVAILABLE, 5)
     assert len(trials) == 3
     assert capfd.readouterr() == ("", "")
 
@@ -27,4 +27,4 @@ def test_another_error_is_not_repeated() -> None:
         raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
     with pytest.raises(KafkaException):
-        repeat(call, lambda error: error.code() == KafkaError.COORDINATOR_NOT_AVAILABLE, 5)
+        repeat_call(call, lambda error: error.code() == KafkaError.COORDINATOR_NOT_AVAILABLE, 5)

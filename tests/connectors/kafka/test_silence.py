@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from joinery_devkit.kafka import KafkaBroker
-from joinery_runtime.connectors.kafka.errors import LastError, silence
+from joinery_runtime.connectors.kafka.errors import LastError, silence_reason
 
 ASKING = """
 import sys
@@ -57,5 +57,5 @@ def test_a_broker_that_hangs_does_not_end_the_process_that_asks_for_it() -> None
 def test_no_request_of_the_admin_api_asks_whether_brokers_answer() -> None:
     timeouts: list[float] = []
     admin: Any = SimpleNamespace(list_topics=lambda *, timeout: timeouts.append(timeout))
-    assert silence(admin, LastError(), 2.0) is None
+    assert silence_reason(admin, LastError(), 2.0) is None
     assert timeouts == [2.0]

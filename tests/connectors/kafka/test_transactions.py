@@ -600,7 +600,7 @@ class FormerNames(PartNames):
     """As releases before the life was part of a name."""
 
     def of(self, shard: int, incarnation: str) -> str:
-        return self.former(shard)
+        return self.former_name(shard)
 
 
 @pytest.mark.parametrize("dead_letters", [False, True])
@@ -613,7 +613,7 @@ def test_an_epoch_that_an_earlier_release_wrote_is_not_written_again(kafka_broke
     earlier = Output(kafka_broker.bootstrap, name, f"job-{name}", claims=output.claims)
     earlier.names = FormerNames(earlier.job, dead_letters)
     earlier.write(earlier.attempt(7), rows(1))
-    assert set(output.claims) == {output.names.former(0)}
+    assert set(output.claims) == {output.names.former_name(0)}
     assert output.sink.recover(recovery(2, 6, claims=dict(output.claims), pending=7, pending_shards=2))
     output.take_over(pending=7, pending_shards=2, committed_epoch=6)
     receipt = output.write(output.attempt(7, generation=2, former_names=True), rows(1))
@@ -621,7 +621,7 @@ def test_an_epoch_that_an_earlier_release_wrote_is_not_written_again(kafka_broke
     assert output.visible() == [1]
     if not dead_letters:
         output.write(output.attempt(7, generation=2, former_names=True, shard=1), rows(2))
-        assert set(output.claims) == {output.names.former(0), output.names.former(1)}
+        assert set(output.claims) == {output.names.former_name(0), output.names.former_name(1)}
     output.commit()
     output.write(output.attempt(8, generation=2), rows(8))
     assert output.mark().epoch == 8, "from the next epoch on under the new name"

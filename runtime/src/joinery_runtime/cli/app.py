@@ -21,12 +21,12 @@ from joinery_runtime.cli.common import (
     JobFile,
     PyFiles,
     Switch,
-    answer,
-    checked,
     imported_files,
+    job_with_lines,
     load,
-    loaded,
-    say,
+    load_with_columns,
+    print_answer,
+    print_text,
     stored_by,
     with_line,
 )
@@ -76,11 +76,11 @@ def main(tokens: list[str] | None = None) -> None:
 @app.command
 def validate(job_file: JobFile) -> None:
     """Check a job file and report all mistakes at once, each with its path. Exit code 2 if there is one."""
-    job, stored = checked(job_file)
+    job, stored = load_with_columns(job_file)
     unchecked = stored is None and job.has_expressions
-    say(f"{job_file}: valid{f', but expressions were not checked: {_GET_ENGINE}' if unchecked else ''}")
+    print_text(f"{job_file}: valid{f', but expressions were not checked: {_GET_ENGINE}' if unchecked else ''}")
     for text in (*update_warnings(job), *delay_warnings(job), *order_warnings(job)):
-        say(f"WARNING: {text}")
+        print_text(f"WARNING: {text}")
 
 
 @app.command
@@ -95,15 +95,15 @@ def explain(job_file: JobFile, *, sample: Switch = False, mermaid: Switch = Fals
         Also read some records of each input (the newest of a topic, the first of files), and propose a watermark.delay
         from how far they are out of order. Joins no consumer group.
     """
-    job, stored = checked(job_file)
-    say(flowchart(job) if mermaid else explain_job(job, stored).render())
+    job, stored = load_with_columns(job_file)
+    print_text(flowchart(job) if mermaid else explain_job(job, stored).render())
     if sample:
         from joinery_runtime.hosts.secrets import with_secrets  # noqa: PLC0415
         from joinery_runtime.inspect.sample import sample as sample_inputs  # noqa: PLC0415
 
         with with_line(job, job_file):
             for disorder in sample_inputs(with_secrets(job)):
-                say(f"SAMPLE: {disorder.words()}")
+                print_text(f"SAMPLE: {disorder.words()}")
 
 
 @app.command
@@ -196,7 +196,7 @@ def trace(
     job = load(job_file, plain_numbers=True)
     with imported_files(py_files):
         for line in trace_command(job, steps, store, shards, verbose=verbose):
-            say(json.dumps(line))
+            print_text(json.dumps(line))
 
 
 @app.command
@@ -228,9 +228,9 @@ def why(
     """
     from joinery_runtime.cli.replay_commands import why_command  # noqa: PLC0415
 
-    with loaded(job_file, plain_numbers=steps is not None) as job, imported_files(py_files):
+    with job_with_lines(job_file, plain_numbers=steps is not None) as job, imported_files(py_files):
         explanation = why_command(job, key, record, until, steps)
-    answer(explanation.document(), explanation.lines(), as_json=as_json)
+    print_answer(explanation.document(), explanation.lines(), as_json=as_json)
 
 
 @app.command
@@ -247,9 +247,9 @@ def verify(job_file: JobFile, *, epochs: str | None = None, as_json: AsJson = Fa
     """
     from joinery_runtime.cli.replay_commands import verify_command  # noqa: PLC0415
 
-    with loaded(job_file) as job, imported_files(py_files):
+    with job_with_lines(job_file) as job, imported_files(py_files):
         verdict = verify_command(job, epochs)
-    answer(verdict.document(), verdict.lines(), as_json=as_json)
+    print_answer(verdict.document(), verdict.lines(), as_json=as_json)
     if not verdict.right:
         raise SystemExit(1)
 
@@ -280,9 +280,9 @@ def sql(
     frame, notes = run_query(job, query)
     if as_json or not sys.stdout.isatty():
         for row in json_rows(frame):
-            say(json.dumps(row))
+            print_text(json.dumps(row))
     else:
-        say(shown(frame, rows))
+        print_text(shown(frame, rows))
     for note in notes:
         print(f"joinery: {note}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
 
@@ -300,7 +300,7 @@ def crds(*, folder: Path | None = None) -> None:
 
     texts = {file_name(kind): to_yaml(custom_resource_definition(kind)) for kind in RESOURCE_KINDS}
     if folder is None:
-        say("---\n".join(texts.values()).rstrip("\n"))
+        print_text("---\n".join(texts.values()).rstrip("\n"))
         return
     for name, text in texts.items():
         path = folder / name

@@ -25,7 +25,7 @@ PyFiles = Annotated[tuple[str, ...], Parameter(name="--py-files", negative=())]
 Stored = dict[str, tuple[str, ...]] | None  # the stored columns, per input; None without the engine
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     try:
         print(text, flush=True)  # noqa: T201 - the command line's own answer
     except BrokenPipeError:
@@ -34,12 +34,12 @@ def say(text: str) -> None:
         raise SystemExit(128 + signal.SIGPIPE) from None
 
 
-def answer(document: Mapping[str, Any], text: Iterable[str], *, as_json: bool) -> None:
+def print_answer(document: Mapping[str, Any], text: Iterable[str], *, as_json: bool) -> None:
     """Print an answer: the text on a terminal, one line of JSON elsewhere or with `as_json`."""
     if as_json or not sys.stdout.isatty():
-        say(json.dumps(document))
+        print_text(json.dumps(document))
     else:
-        say("\n".join(text))
+        print_text("\n".join(text))
 
 
 def imported_files(texts: Sequence[str]) -> AbstractContextManager[tuple[Path, ...]]:
@@ -55,18 +55,18 @@ def in_memory(job: Job) -> bool:
 
 
 def load(job_file: Path, *, plain_numbers: bool = False) -> Job:
-    return checked(job_file, plain_numbers=plain_numbers)[0]
+    return load_with_columns(job_file, plain_numbers=plain_numbers)[0]
 
 
 @contextmanager
-def loaded(job_file: Path, *, plain_numbers: bool = False) -> Iterator[Job]:
+def job_with_lines(job_file: Path, *, plain_numbers: bool = False) -> Iterator[Job]:
     """Yield the job, for a command that reads its inputs: see `with_line`."""
     job = load(job_file, plain_numbers=plain_numbers)
     with with_line(job, job_file):
         yield job
 
 
-def checked(job_file: Path, *, plain_numbers: bool = False) -> tuple[Job, Stored]:
+def load_with_columns(job_file: Path, *, plain_numbers: bool = False) -> tuple[Job, Stored]:
     """Load the job (see `load_job`), and return it with the columns that its segments store."""
     job = load_job(job_file, plain_numbers=plain_numbers)
     return job, stored_by(job, job_file)

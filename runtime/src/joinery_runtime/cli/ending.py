@@ -67,7 +67,7 @@ def writing_ending() -> Iterator[Callable[[object], None]]:
             _write_file(path, ending_bytes(Ending(outcome="stopped")))
             sys.exit(128 + signal.SIGTERM)
         except Exception as error:
-            _write_file(path, ending_bytes(failed(error)))
+            _write_file(path, ending_bytes(failed_ending(error)))
             raise
         except SystemExit as end:
             if end.code and not _has_text(path):  # `state check` ends with 1 and its own message
@@ -88,7 +88,7 @@ def leave_answer(text: str) -> None:
             raise EnvironmentProblem(f"{ending_file} cannot be written", facts=error.strerror or str(error)) from error
 
 
-def failed(error: Exception) -> Ending:
+def failed_ending(error: Exception) -> Ending:
     text = str(error) if isinstance(error, JoineryError) else traceback.format_exception_only(error)[-1].strip()
     retry = not isinstance(error, _PERMANENT)
     kind = error.kind if isinstance(error, JoineryError) else type(error).__name__

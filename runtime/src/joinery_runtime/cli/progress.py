@@ -27,7 +27,7 @@ from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.late_rows import closed_inputs, delays_to_name, late_inputs
 from joinery_runtime.engine.loop import Backoff, CommittedEpoch, JobListener, Outage
 from joinery_runtime.engine.messages import RunsOn
-from joinery_runtime.engine.report import Totals, furthest
+from joinery_runtime.engine.report import Totals, highest_by_name
 from joinery_runtime.engine.reporter import Rates
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin
@@ -97,7 +97,7 @@ class RunProgress(ABC):
 
     @abstractmethod
     def show_page(self, page: str) -> None:
-        """Shows the address of the job's page."""
+        """Show the address of the job's page."""
 
     @abstractmethod
     def warn(self, message: str) -> None: ...
@@ -188,7 +188,7 @@ class JsonProgress(RunProgress):
     def show_commit(self, progress: CommittedEpoch) -> None:
         report = progress.report
         self._totals = report.totals
-        self._disorder = furthest(self._disorder, report.disorder)
+        self._disorder = highest_by_name(self._disorder, report.disorder)
         self._read += sum(report.rows_in.values())
         self._log.info(
             "epoch",
@@ -295,7 +295,7 @@ class TableProgress(RunProgress):
         report, now = progress.report, self._clock()
         self._rates.add(now, progress.seconds, {**report.rows_in, _OUT: report.rows_out})
         self._totals = report.totals
-        self._disorder = furthest(self._disorder, report.disorder)
+        self._disorder = highest_by_name(self._disorder, report.disorder)
         self._rows_in.update(report.rows_in)
         self._rows_out += report.rows_out
         for name, counts in report.dropped.items():

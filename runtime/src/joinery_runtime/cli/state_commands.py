@@ -11,7 +11,17 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from joinery_runtime.cli.common import AsJson, Count, JobFile, Switch, answer, in_memory, load, loaded, say
+from joinery_runtime.cli.common import (
+    AsJson,
+    Count,
+    JobFile,
+    Switch,
+    in_memory,
+    job_with_lines,
+    load,
+    print_answer,
+    print_text,
+)
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 
@@ -36,7 +46,7 @@ def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000, as_json:
     if not record.epoch:
         print(without_epochs(record), file=sys.stderr)  # noqa: T201 - an empty log is no error
     for entry in log:
-        say(json.dumps(epoch_line(entry)) if as_json or not sys.stdout.isatty() else epoch_text(entry))
+        print_text(json.dumps(epoch_line(entry)) if as_json or not sys.stdout.isatty() else epoch_text(entry))
 
 
 @state.command
@@ -77,10 +87,10 @@ def reset(
     from joinery_runtime.inspect.admin.reset_target import parse_target  # noqa: PLC0415
 
     if watermark is not None and (name, to, to_time, to_offset) == (None, None, None, ()):
-        reset_watermark_command(load(job_file), watermark, dry_run=dry_run, drop_planned=drop_planned, say=say)
+        reset_watermark_command(load(job_file), watermark, dry_run=dry_run, drop_planned=drop_planned, say=print_text)
         return
     if drop_planned and (name, to, to_time, to_offset, watermark) == (None, None, None, (), None):
-        drop_plan_command(load(job_file), dry_run=dry_run, say=say)
+        drop_plan_command(load(job_file), dry_run=dry_run, say=print_text)
         return
     if watermark is not None or name is None:
         raise JoineryError(
@@ -89,7 +99,7 @@ def reset(
             "--drop-planned alone",
         )
     target = parse_target(to, to_time, to_offset)
-    reset_command(load(job_file), name, target, dry_run=dry_run, drop_planned=drop_planned, say=say)
+    reset_command(load(job_file), name, target, dry_run=dry_run, drop_planned=drop_planned, say=print_text)
 
 
 @state.command
@@ -98,7 +108,7 @@ def ls(job_file: JobFile | None = None) -> None:
     Postgres."""
     from joinery_runtime.inspect.stored_state import embedded_listing, listing  # noqa: PLC0415
 
-    say(embedded_listing() if job_file is None else listing(load(job_file)))
+    print_text(embedded_listing() if job_file is None else listing(load(job_file)))
 
 
 @state.command
@@ -133,7 +143,7 @@ def orphans(
     if not address:
         raise JoineryError("It is not said in which database", todo=f"Give --dsn DSN, or set {DSN_VARIABLE}")
     listing = list_states(address, schema, None if resources is None else read_resources(resources), cluster)
-    answer(listing.document(), listing.lines(), as_json=as_json)
+    print_answer(listing.document(), listing.lines(), as_json=as_json)
 
 
 @state.command
@@ -159,7 +169,7 @@ def show(
     job = load(job_file)
     with open_durable(job) as store:
         shown = show_rows(job, store, key, step)
-    answer(shown.document(), shown.lines(), as_json=as_json)
+    print_answer(shown.document(), shown.lines(), as_json=as_json)
 
 
 @state.command
@@ -171,7 +181,7 @@ def stats(job_file: JobFile, *, as_json: AsJson = False) -> None:
     job = load(job_file)
     with open_durable(job) as store:
         figures = stats_of(job, store)
-    answer(figures.document(), figures.lines(), as_json=as_json)
+    print_answer(figures.document(), figures.lines(), as_json=as_json)
 
 
 @state.command
@@ -208,17 +218,17 @@ def savepoint(
         if listing:
             record_of(job, store)
             for pin in store.savepoints(job.name):
-                answer(savepoint_document(pin), [savepoint_line(pin)], as_json=as_json)
+                print_answer(savepoint_document(pin), [savepoint_line(pin)], as_json=as_json)
         elif name is None:
             raise JoineryError("It is not said which savepoint", todo="Give its name after the job, or --list")
         elif delete:
             savepoints.delete(store, job, name, idempotent=idempotent)
-            answer({"deleted": name}, [f"savepoint {name} deleted"], as_json=as_json)
+            print_answer({"deleted": name}, [f"savepoint {name} deleted"], as_json=as_json)
         else:
             created = savepoints.create(store, job, name, idempotent=idempotent)
             if idempotent:  # as the operator's pods call it
                 leave_answer(savepoints.savepoint_result(created).model_dump_json(by_alias=True))
-            answer(savepoint_document(created), [savepoint_line(created)], as_json=as_json)
+            print_answer(savepoint_document(created), [savepoint_line(created)], as_json=as_json)
 
 
 @state.command
@@ -255,14 +265,14 @@ def restore(
         require_own_state(store, job.name)
         if before_first_commit:
             back = savepoints.roll_back(store, job.name, savepoint)
-            answer(asdict(back), back.lines(), as_json=as_json)
+            print_answer(asdict(back), back.lines(), as_json=as_json)
         elif yes:
             done = savepoints.restore(store, job, savepoint)
-            answer(done.document(restored=True), [*done.lines(), "Done. Start the job to continue from there."],
+            print_answer(done.document(restored=True), [*done.lines(), "Done. Start the job to continue from there."],
                    as_json=as_json)  # fmt: skip
         else:
             would = savepoints.repeats(store, job, savepoint)
-            answer(would.document(restored=False), would.lines(), as_json=as_json)
+            print_answer(would.document(restored=False), would.lines(), as_json=as_json)
             raise JoineryError("Nothing was changed", todo="Give --yes to go back")
 
 
@@ -300,13 +310,13 @@ def migrate(
     with open_durable(job) as store:
         if dry_run:
             would = admin.dry_run(job, store)
-            answer(asdict(would), admin.rehearsal_lines(job.name, would), as_json=as_json)
+            print_answer(asdict(would), admin.rehearsal_lines(job.name, would), as_json=as_json)
         else:
             with migration_served() as report:
                 done = admin.migrate_job(
                     store, job.name, savepoint, drop_state=anew, report=report, candidate=operator_candidate()
                 )
-            answer(done.document(), done.lines(), as_json=as_json)
+            print_answer(done.document(), done.lines(), as_json=as_json)
 
 
 @state.command
@@ -318,9 +328,9 @@ def check(job_file: JobFile, *, as_json: AsJson = False) -> None:
     from joinery_runtime.cli.ending import leave_answer  # noqa: PLC0415
     from joinery_runtime.inspect.admin.check import check_job, check_lines, message  # noqa: PLC0415
 
-    with loaded(job_file) as job:
+    with job_with_lines(job_file) as job:
         outcome = check_job(job)
-    answer(json.loads(message(outcome)), check_lines(job, outcome), as_json=as_json)
+    print_answer(json.loads(message(outcome)), check_lines(job, outcome), as_json=as_json)
     leave_answer(message(outcome))
     if not outcome.fits:
         raise SystemExit(1)
@@ -361,13 +371,13 @@ def delete(job_file: JobFile, *, yes: Switch = False, as_json: AsJson = False) -
             if not moved and (remaining := forget_output(job.name, *outputs, store, incarnation)):
                 print(f"joinery: {remaining}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
         if text is None:
-            answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)
+            print_answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)
             return
         output_name, lines = outputs_place(job), [f"job {job.name}: {text}{' (deleted)' if yes else ''}"]
         if yes and not moved and any(output.console is None for output in job.outputs):
             repeats = "the next start writes rows there a second time, unless the output is emptied before"
             lines.append(f"output stays: {output_name}; {repeats}")
-        answer({"job": job.name, "deleted": yes, "state": text, "output": output_name}, lines, as_json=as_json)
+        print_answer({"job": job.name, "deleted": yes, "state": text, "output": output_name}, lines, as_json=as_json)
         if not yes:
             raise JoineryError("Nothing was deleted", todo="Give --yes to delete it")
 
@@ -404,12 +414,12 @@ def move(
     with open_also_moved(job) as store:
         if stay:
             admin.stay(job, store)
-            answer({"job": job.name, "moved": False}, [f"job {job.name} stays where it was"], as_json=as_json)
+            print_answer({"job": job.name, "moved": False}, [f"job {job.name} stays where it was"], as_json=as_json)
             return
         done = admin.move(job, store, to, to_schema, dry_run=dry_run)
-    answer(done.document(), done.lines(), as_json=as_json)
+    print_answer(done.document(), done.lines(), as_json=as_json)
 
 
 def _in_memory(job: Job, *, as_json: bool) -> None:
     text = f"job {job.name} keeps its state in memory: there is nothing to do"
-    answer({"job": job.name, "note": text}, [text], as_json=as_json)
+    print_answer({"job": job.name, "note": text}, [text], as_json=as_json)

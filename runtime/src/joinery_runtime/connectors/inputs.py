@@ -135,10 +135,10 @@ def decoder_for(model: Input) -> Decoder:
     return HistoryDecoder(model.event_time, history.until, *parts)
 
 
-def guarded(model: Input, decoder: Decoder) -> Decoder:
+def with_record_boundary(model: Input, decoder: Decoder) -> Decoder:
     """Return the decoder of an input within the boundary that makes whatever a record does to it a bad record."""
     if isinstance(decoder, UnionDecoder):
-        return decoder.within(guarded)
+        return decoder.within(with_record_boundary)
     if isinstance(decoder, HistoryDecoder):
         return decoder.within(lambda part: Guarded(model, part))
     return Guarded(model, decoder)

@@ -56,7 +56,7 @@ class PostgresContent:
             try:
                 self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
                 self._connection.read_only = True
-                self._table = table.located(self._connection)
+                self._table = table.with_schema(self._connection)
                 self._connection.rollback()
                 self.complete_to = self._begin(committed, published)
             except BaseException:

@@ -32,7 +32,7 @@ from joinery_runtime.connectors.inputs import decoder_for
 from joinery_runtime.connectors.source import SourceReader
 from joinery_runtime.connectors.unions import UnionDecoder, UnionReader
 from joinery_runtime.formats.batch import RawBatch
-from joinery_runtime.formats.records import Decoded, Decoder, Guarded, halves
+from joinery_runtime.formats.records import Decoded, Decoder, Guarded, decode_halves
 from joinery_runtime.job.model.inputs import Input
 
 _COMMAND = (sys.executable, "-m", __name__)
@@ -59,7 +59,7 @@ class Tried:
         if death is None or self._dies_of_nothing:
             return self._decoder.decode_batch(raw)
         if count > 1:
-            return halves(self.decode_batch, raw)
+            return decode_halves(self.decode_batch, raw)
         for _ in range(_TRIES - 1):
             if self._find_death(raw) is None:
                 return self._decoder.decode_batch(raw)
@@ -105,12 +105,12 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
     process.communicate()
 
 
-def carefully(decoder: Decoder) -> Decoder:
+def with_trials(decoder: Decoder) -> Decoder:
     """Return a decoder of an input that tries each batch first. One that is not of an input stays as it is."""
     if isinstance(decoder, UnionDecoder):
-        return decoder.within(lambda _, part: carefully(part))
+        return decoder.within(lambda _, part: with_trials(part))
     if isinstance(decoder, HistoryDecoder):
-        return decoder.within(carefully)
+        return decoder.within(with_trials)
     return Tried(decoder) if isinstance(decoder, Guarded) else decoder
 
 

@@ -177,10 +177,10 @@ class UnionDecoder:
             branch = self._branches[own.input]
             self._decoders[own.input] = (self._make(branch.source), compile_branch(branch, self._model))
         decoder, rows = self._decoders[own.input]
-        return _united(rows, decoder.decode_batch(replace(raw, partition=own)))
+        return _unite_rows(rows, decoder.decode_batch(replace(raw, partition=own)))
 
 
-def _united(branch: BranchRows, decoded: Decoded) -> Decoded:
+def _unite_rows(branch: BranchRows, decoded: Decoded) -> Decoded:
     rows, index, left_out, dropped = decoded.rows, decoded.index, decoded.left_out, dict(decoded.dropped)
     bad: dict[int, str] = {}
     if branch.condition is not None and rows.num_rows:

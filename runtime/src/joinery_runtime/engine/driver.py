@@ -18,7 +18,7 @@ from joinery_runtime.connectors.sink import BufferedSink, Receipt, RecoveryConte
 from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.segment import STATE_VERSION
-from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with_state, staged
+from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with_state, staged_segments
 from joinery_runtime.engine.limits import refuse_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
 from joinery_runtime.engine.null_keys import key_parts
@@ -246,7 +246,7 @@ class Driver:
         pending = self.state.pending
         if pending is None or not self._pending_plan.may_shrink:
             return
-        smaller = self._parts.planner.smaller(pending)
+        smaller = self._parts.planner.shrunk_plan(pending)
         limits = {**pending.row_limits, **self._parts.row_limits}
         if limits != pending.row_limits:
             smaller = replace(smaller or pending, row_limits=limits)
@@ -517,7 +517,7 @@ class Driver:
             epoch=plan.epoch,
             plan=plan.to_json(),
             result=result,
-            upserts=list(staged(outcome)),
+            upserts=list(staged_segments(outcome)),
             deletes=sorted(self.state.dropped(plan, outcome)),
             offsets=after.offsets(),
             signature=dict(self._identity.signature),

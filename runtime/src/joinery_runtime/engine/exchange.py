@@ -98,7 +98,7 @@ class _Waiting:
         return int(rows.nbytes)
 
 
-def packed(sent: Iterable[Sent], owner: Callable[[int], int]) -> Iterator[tuple[int, Parcel | Sent]]:
+def pack_blocks(sent: Iterable[Sent], owner: Callable[[int], int]) -> Iterator[tuple[int, Parcel | Sent]]:
     """Packs blocks of rows into parcels, each for the `owner` of its shards, and passes everything else on to its
     shard's owner. Yields (receiver, parcel) and (receiver, (shard, report))."""
     waiting: dict[tuple[int, int, int, bool], _Waiting] = defaultdict(_Waiting)
@@ -147,7 +147,7 @@ class LocalParcels:
         return LocalParcel(parcel.cuts, path)
 
 
-def opened(parcels: Iterable[LocalParcel]) -> list[Parcel] | None:
+def open_parcels(parcels: Iterable[LocalParcel]) -> list[Parcel] | None:
     """Return the parcels with their rows; None if a file is not here, or cannot be read."""
     try:
         return [Parcel(parcel.cuts, parcel.rows()) for parcel in parcels]

@@ -126,7 +126,7 @@ class _Notes:
         faulthandler.enable(file=self._file, all_threads=False)
 
     @contextmanager
-    def calling(self, words: str) -> Iterator[None]:
+    def note_call(self, words: str) -> Iterator[None]:
         thread = threading.get_ident()
         self._write(thread, words)
         try:
@@ -188,7 +188,7 @@ def _call_with_note(rows: Callable[[], str], function: DeclaredFunction, columns
             _notes.clear()
             _notes[os.getpid()] = _open_notes()
         notes = _notes[os.getpid()]
-    with notes.calling(f"{function.name} ({function.python}, {where}) for rows of {rows()}"):
+    with notes.note_call(f"{function.name} ({function.python}, {where}) for rows of {rows()}"):
         return function.compute(columns)
 
 

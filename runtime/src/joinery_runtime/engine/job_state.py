@@ -1,7 +1,7 @@
 """A job's identity in the state store and its committed state, as one frozen value, and how both are stored.
 
 `JobState.of` builds it from the store's record, `JobState.after` from the state before an epoch and the outcome of the
-epoch's tasks. `offsets`, `staged` and `dropped` give what the store is asked to write. Nothing here does I/O.
+epoch's tasks. `offsets`, `staged_segments` and `dropped` give what the store is asked to write. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class JobState:
     def after(self, plan: EpochPlan, outcome: EpochOutcome, clocks: Mapping[str, InputClock]) -> JobState:
         """Return the state after the epoch of this plan is committed, with no next epoch planned yet."""
         dropped = self.dropped(plan, outcome)
-        segments = {key: s for key, s in {**self.segments, **staged(outcome)}.items() if key not in dropped}
+        segments = {key: s for key, s in {**self.segments, **staged_segments(outcome)}.items() if key not in dropped}
         removed, live = Counter(self.removed), set(map(first_key, segments))
         for summary in outcome.shards.values():
             removed.update({first_key(key): count for key, count in summary.removed.items()})
@@ -224,7 +224,7 @@ class JobState:
         }
 
 
-def staged(outcome: EpochOutcome) -> dict[str, SegmentMeta]:
+def staged_segments(outcome: EpochOutcome) -> dict[str, SegmentMeta]:
     """Return the segments that the epoch adds to the live ones, by key."""
     return {meta.key: meta for summary in outcome.shards.values() for meta in summary.staged}
 

@@ -131,7 +131,7 @@ class Pauses:
         segments = (meta for meta in self._segments if meta.part.removesuffix(FLAGS) in parts)
         return any(times.expired(self._pipeline, meta, horizons) for meta in segments)
 
-    def stuck(self, activity: InputActivity) -> LimitReached | None:
+    def stuck_error(self, activity: InputActivity) -> LimitReached | None:
         """Why unread records can never be read: the inputs that would release rows of the part are paused too, or idle.
         None if there are no such records."""
         # The inputs that will still be read, now or after others have been.

@@ -156,7 +156,7 @@ def next_plan(
     now, reached = _input_times(state, snapshot, ranges, settings)
     horizons = state.horizons(now)
     closes = state.closes(now) or pauses.shrinks(horizons)
-    stuck = None if closes else pauses.stuck(_input_activity(snapshot))
+    stuck = None if closes else pauses.stuck_error(_input_activity(snapshot))
     checkpoint, history = _plan_checkpoint(history, snapshot.now_ms, settings.checkpoint_interval_ms, stuck)
     unplanned = _new_starts(bounds, ranges, inputs)
     starts = unplanned if fixes_starts else {}

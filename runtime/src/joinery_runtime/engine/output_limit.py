@@ -52,7 +52,7 @@ def in_chunks(batches: Generator[pa.RecordBatch, None, T]) -> Generator[pa.Recor
         rows, size = rows + batch.num_rows, size + batch.nbytes
 
 
-def sliced(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
+def slice_batches(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
     """Cuts the batches to about CHUNK_BYTES and at most CHUNK_ROWS, by the mean row size of each batch."""
     for batch in batches:
         size = max(1, batch.nbytes // max(1, batch.num_rows))

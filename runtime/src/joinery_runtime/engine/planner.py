@@ -314,7 +314,7 @@ class Planner:
             for planned in plan.ranges
         )
 
-    def smaller(self, plan: EpochPlan) -> EpochPlan | None:
+    def shrunk_plan(self, plan: EpochPlan) -> EpochPlan | None:
         """Return the same epoch cut to the present budget; None if the plan is within it."""
         smaller = smaller_plan(plan, self._sizes, self._budget, self._estimate_records, self._cut_range)
         tables = self._settings.tables

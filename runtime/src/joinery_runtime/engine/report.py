@@ -120,7 +120,7 @@ class Totals:
                 for part, counts in part_counts(outcome, rows).items()
             },
             after_eviction=_add_counts(self.after_eviction, _after_eviction(outcome)),
-            behind=furthest(self.behind, behind_watermark(plan, outcome)),
+            behind=highest_by_name(self.behind, behind_watermark(plan, outcome)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -290,7 +290,7 @@ def behind_watermark(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, int]:
         and partition_read.lowest is not None
         and (watermark := plan.watermarks.get(partition_read.partition.input)) is not None
     ]
-    return furthest(*read, *(summary.behind for summary in outcome.shards.values()))
+    return highest_by_name(*read, *(summary.behind for summary in outcome.shards.values()))
 
 
 def _disorder_of(outcome: EpochOutcome, inputs: Mapping[str, InputState]) -> dict[str, int]:
@@ -305,7 +305,7 @@ def _disorder_of(outcome: EpochOutcome, inputs: Mapping[str, InputState]) -> dic
     return disorder
 
 
-def furthest(*behind: Mapping[str, int]) -> dict[str, int]:
+def highest_by_name(*behind: Mapping[str, int]) -> dict[str, int]:
     """Return the highest of the numbers of each name."""
     names = {name for counts in behind for name in counts}
     return {name: max(counts[name] for counts in behind if name in counts) for name in names}

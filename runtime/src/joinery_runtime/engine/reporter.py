@@ -88,12 +88,12 @@ class Rates:
         self._epochs: deque[tuple[float, float, Mapping[str, int]]] = deque()  # start, end, rows
 
     def add(self, now: float, seconds: float, rows: Mapping[str, int]) -> None:
-        """Adds an epoch that has just ended and took `seconds`."""
+        """Add an epoch that has just ended and took `seconds`."""
         self._epochs.append((now - seconds, now, rows))
         self._forget_old(now)
 
     def per_second(self, now: float) -> dict[str, float]:
-        """The rates by the names that `add` was given; a missing name had no epoch."""
+        """Return the rates by the names that `add` was given; a missing name had no epoch."""
         self._forget_old(now)
         if not self._epochs:
             return {}

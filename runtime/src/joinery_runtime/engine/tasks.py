@@ -191,7 +191,7 @@ def run_epoch(worker: TaskWorker, work: EpochWork, attempt: str, threads: Thread
     """Run all of an epoch in its only peer."""
     blocks = run_share(worker, work, work.plan.ranges, range(work.plan.shards), attempt, threads)
     reports = [block for block in blocks if isinstance(block, ReadReport | LateRecords)]
-    return outcome(worker.collect(work, reports, attempt), blocks, worker.steps, work.plan.shards)
+    return make_outcome(worker.collect(work, reports, attempt), blocks, worker.steps, work.plan.shards)
 
 
 def run_share(
@@ -218,7 +218,7 @@ def run_share(
     return inbox[shards]
 
 
-def outcome(read: ReadSummary, reports: Iterable[object], steps: int, shards: int) -> EpochOutcome:
+def make_outcome(read: ReadSummary, reports: Iterable[object], steps: int, shards: int) -> EpochOutcome:
     """Make the outcome of the read summary and the shard summaries among the reports."""
     summaries = [((report.step, report.shard), report) for report in reports if isinstance(report, ShardSummary)]
     return EpochOutcome(read, choose_attempts(summaries, steps, shards))

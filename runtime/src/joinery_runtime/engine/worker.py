@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from joinery_runtime.connectors.sink import Attempt, AttemptId, RowLimit, RowRouting, SinkWriter
 from joinery_runtime.connectors.source import Range, SourceReader
-from joinery_runtime.connectors.trial import carefully, read_carefully
+from joinery_runtime.connectors.trial import read_carefully, with_trials
 from joinery_runtime.core.pipeline.lateness import LateRows
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.pipeline.sides import LEFT, Placement
@@ -38,7 +38,13 @@ from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.input_warnings import refuse_seconds
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
 from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, ColumnsRead, refuse_null_keys
-from joinery_runtime.engine.output_limit import OutputLimit, ReplayableBatches, in_chunks, sliced, with_dead_letters
+from joinery_runtime.engine.output_limit import (
+    OutputLimit,
+    ReplayableBatches,
+    in_chunks,
+    slice_batches,
+    with_dead_letters,
+)
 from joinery_runtime.engine.plan import NAMED_BY_LIFE, EpochPlan
 from joinery_runtime.engine.read_report import (
     DeadLetters,
@@ -153,7 +159,7 @@ class Worker:
         plan = work.plan
         reader, decoder = self._parts.inputs.reader(name, lane), self._parts.inputs.decoder(name, lane)
         if work.careful:
-            reader, decoder = read_carefully(reader), carefully(decoder)
+            reader, decoder = read_carefully(reader), with_trials(decoder)
         spec, may_be_late = self._pipeline.input(name), list[Sent]()
         sources = {planned.partition: spec.source(planned.partition.topic) for planned in ranges}
         counters = {
@@ -296,7 +302,7 @@ class Worker:
             yield work.plan.shards, ShardSummary(number, shard, hottest=hottest)
             return
         summary = self._shard_summary(step, shard, arrived, ended, hottest)
-        late = LateRecords.among(arrived.late_candidates, ended.done.result.late)
+        late = LateRecords.select_late(arrived.late_candidates, ended.done.result.late)
         large = output_limit.dead_letters(work.plan, partial(task.run, arrivals, ordered=True))
         yield from ((work.plan.shards, letters) for letters in (late, large) if letters is not None)
         summary = with_dead_letters(summary, step, late, large)
@@ -435,11 +441,11 @@ class Worker:
         step = self._pipeline.last
         output_limit = OutputLimit(self._row_limit(step, work.plan), step)
         # Never as one batch, in which a column of text has at most 2 GiB.
-        rows = ReplayableBatches(lambda: output_limit.within(sliced(batches)))
+        rows = ReplayableBatches(lambda: output_limit.within(slice_batches(batches)))
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
         written = output_limit.write(self._parts.output, self._attempt_of(work, attempt_id), rows)
         rows.result()
-        large = output_limit.dead_letters(work.plan, lambda: sliced(batches))
+        large = output_limit.dead_letters(work.plan, lambda: slice_batches(batches))
         if large is not None:
             yield work.plan.shards, large
         work.failpoint("output-written")
@@ -487,7 +493,7 @@ class Worker:
         if not dead or self._parts.dead_letters is None:
             return read_summary(listed)
         attempt_id = AttemptId(work.generation, work.plan.epoch, work.plan.shards, attempt)
-        rows = ReplayableBatches(lambda: sliced(map(decode, dead)))
+        rows = ReplayableBatches(lambda: slice_batches(map(decode, dead)))
         return read_summary(listed, self._parts.dead_letters.write(self._attempt_of(work, attempt_id), rows))
 
 

@@ -40,7 +40,7 @@ _SHOWN = 60  # characters of a bad value that a reason quotes
 
 def convert(column: str, text: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
     """Read a text column as `target`. Returns the column, and at most one fault: the rows that could not be read."""
-    return checked(column, text, _reader_of(target)(text), target)
+    return checked_column(column, text, _reader_of(target)(text), target)
 
 
 def convert_with_comma(column: str, text: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
@@ -48,22 +48,24 @@ def convert_with_comma(column: str, text: pl.Series, target: pa.DataType) -> tup
     point = _apply_expression(
         text, pl.when(~_T.str.contains(".", literal=True)).then(_T.str.replace(",", ".", literal=True))
     )
-    return checked(column, text, _reader_of(target)(point), target)
+    return checked_column(column, text, _reader_of(target)(point), target)
 
 
-def narrow(column: str, numbers: pl.Series) -> tuple[pa.Array, list[Fault]]:
+def to_single_precision(column: str, numbers: pl.Series) -> tuple[pa.Array, list[Fault]]:
     """Convert doubles to 32-bit floats. Returns the column, and at most one fault: finite numbers that overflow."""
-    return checked(column, numbers, _to_float32(numbers), pa.float32())
+    return checked_column(column, numbers, _to_float32(numbers), pa.float32())
 
 
 def in_range(column: str, times: pl.Series) -> tuple[pa.Array, list[Fault]]:
     """Convert milliseconds since the epoch to timestamps. Returns the column, and at most one fault: times that
     probably count seconds, or outside the years 1 to 9999."""
     # Reasons quote numbers as text, as they do among RFC 3339 times: a reason does not depend on a record's neighbours.
-    return checked(column, times.cast(pl.String), _drop_seconds(times), pa.timestamp("ms", tz="UTC"))
+    return checked_column(column, times.cast(pl.String), _drop_seconds(times), pa.timestamp("ms", tz="UTC"))
 
 
-def checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
+def checked_column(
+    column: str, before: pl.Series, after: pl.Series, target: pa.DataType
+) -> tuple[pa.Array, list[Fault]]:
     """Return the converted column, and at most one fault: the rows that have a value `before` and none `after`."""
     typed = after.to_arrow().cast(target)
     if typed.null_count == before.null_count():
@@ -104,10 +106,10 @@ def fault(column: str, value: object, target: pa.DataType) -> str:
         else:
             is_text = pa.types.is_floating(target) and bool(_NUMBER.fullmatch(value)) and math.isfinite(float(value))
         hint = "; it is text in the record: write the column's format: text" if is_text else ""
-    return f"column {column}: {shown(value)} is not a valid {_type_text(target)}{hint}"
+    return f"column {column}: {quote_value(value)} is not a valid {_type_text(target)}{hint}"
 
 
-def shown(value: object) -> str:
+def quote_value(value: object) -> str:
     """Return a value as quoted in reasons."""
     text = repr(value)
     return text[:_SHOWN] + "..." if len(text) > _SHOWN else text

@@ -93,7 +93,7 @@ def of_input(name: str, field: str = "file.path") -> Iterator[None]:
 
 def stamp_of(path: str) -> tuple[str, int, int]:
     """Return a value that changes when the file does. Raises SourceError if the file cannot be read."""
-    with readable(path):
+    with file_errors(path):
         stat = Path(path).stat()
         return path, stat.st_mtime_ns, stat.st_size
 
@@ -101,7 +101,7 @@ def stamp_of(path: str) -> tuple[str, int, int]:
 @contextmanager
 def opened(path: str) -> Iterator[Bytes]:
     """Map the file's bytes, unpacked, into memory. Raises SourceError."""
-    with readable(path), Path(path).open("rb") as file:
+    with file_errors(path), Path(path).open("rb") as file:
         beginning = file.read(6)
         for magic, description in _OTHERS.items():
             if beginning.startswith(magic):
@@ -111,7 +111,7 @@ def opened(path: str) -> Iterator[Bytes]:
     yield data
 
 
-def means(path: str, file: str) -> bool:
+def covers_file(path: str, file: str) -> bool:
     """Whether the path, a directory or a pattern, would stand for that file if it existed."""
     return Path(file).parent == Path(path) or fnmatch.fnmatchcase(file, path)
 
@@ -123,7 +123,7 @@ def _map_file(file: IO[bytes]) -> Bytes:
 
 
 @contextmanager
-def readable(path: str) -> Iterator[None]:
+def file_errors(path: str) -> Iterator[None]:
     """Turn errors of the file system in the block into SourceErrors that name the file."""
     try:
         yield

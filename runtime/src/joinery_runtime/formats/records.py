@@ -236,7 +236,7 @@ def with_rows(decoded: Decoded, rows: pa.Table, faults: Sequence[Fault]) -> Deco
     return with_bad(replace(readable, deleted=decoded.deleted, dropped=decoded.dropped), decoded.bad)
 
 
-def merged(first: Decoded, second: Decoded) -> Decoded:
+def merge_decoded(first: Decoded, second: Decoded) -> Decoded:
     """Merge the rows, deletions and bad records of two parts of a batch, in the records' order."""
     index = np.concatenate([first.index, second.index])
     order = np.argsort(index)
@@ -247,7 +247,7 @@ def merged(first: Decoded, second: Decoded) -> Decoded:
     return with_bad(Decoded(rows, index[order], first.bad, deleted), second.bad)
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Read a Protobuf varint. Returns the number and the position after it. Raises ValueError if it does not end
     within ten bytes."""
     number = shift = 0
@@ -270,7 +270,7 @@ def in_pieces(
     return Decoded(rows, np.concatenate([part.index for part in parts]), [bad for part in parts for bad in part.bad])
 
 
-def unreadable(error: BaseException) -> str:
+def unreadable_reason(error: BaseException) -> str:
     """Return the reason of a record at which a library has failed with this error, which may quote all of the
     record."""
     words = " ".join(str(error).split())
@@ -324,7 +324,7 @@ def may_contain(values: pa.BinaryArray, needle: bytes) -> bool:
     return data is not None and needle in data.to_pybytes()
 
 
-def joined(values: pa.BinaryArray) -> bytes:
+def join_lines(values: pa.BinaryArray) -> bytes:
     """Join all records, each followed by a newline, so that the last one reads like the others."""
     as_list = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
     lines: bytes = pc.binary_join(as_list, b"\n")[0].as_py() + b"\n"
@@ -363,15 +363,15 @@ class Guarded:
             raise
         except (Exception, pl.exceptions.PanicException) as error:
             if count <= 1:
-                return self._all_bad(all_bad(np.arange(count, dtype=np.int64), unreadable(error)))
-        return halves(self.decode_batch, raw)
+                return self._all_bad(all_bad(np.arange(count, dtype=np.int64), unreadable_reason(error)))
+        return decode_halves(self.decode_batch, raw)
 
     def _all_bad(self, bad: list[BadRecord]) -> Decoded:
         nothing = np.empty(0, np.int64)
         return Decoded(self._schema.empty_table(), nothing, bad, np.empty(0, np.bool_) if self._deletes else None)
 
 
-def halves(decode: Callable[[RawBatch], Decoded], raw: RawBatch) -> Decoded:
+def decode_halves(decode: Callable[[RawBatch], Decoded], raw: RawBatch) -> Decoded:
     """Decode the halves of a batch of several records one after the other."""
     count = len(raw.offsets)
     first_positions, second_positions = np.split(np.arange(count, dtype=np.int64), [count // 2])
@@ -450,14 +450,14 @@ def _may_be_protobuf(framed: bytes) -> bool:
     at, size = 1, len(framed)
     try:
         while at < size:
-            tag, at = varint(framed, at)
+            tag, at = read_varint(framed, at)
             match tag & 7:
                 case 0:
-                    _, at = varint(framed, at)
+                    _, at = read_varint(framed, at)
                 case 1:
                     at += 8
                 case 2:
-                    length, at = varint(framed, at)
+                    length, at = read_varint(framed, at)
                     at += length
                 case 5:
                     at += 4

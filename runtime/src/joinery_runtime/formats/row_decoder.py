@@ -37,9 +37,9 @@ from joinery_runtime.formats.records import (
     FormatDecoder,
     IntArray,
     json_text,
-    merged,
+    merge_decoded,
     text_in_json,
-    unreadable,
+    unreadable_reason,
     with_bad,
 )
 from joinery_runtime.job.model.references import Path
@@ -105,7 +105,7 @@ class ColumnBuilder:
             lambda row: json_text(row).encode("utf-8", "surrogatepass"), [rows[position] for position in at.tolist()]
         )
         decoded = with_bad(self._json.decode(pa.array(texts, pa.binary())).at(positions), bad)
-        return merged(usual, decoded.at(at))
+        return merge_decoded(usual, decoded.at(at))
 
 
 def _each_alone(read: Callable[[T], R], records: Sequence[T]) -> tuple[IntArray, list[R], list[BadRecord]]:
@@ -124,7 +124,7 @@ def _each_alone(read: Callable[[T], R], records: Sequence[T]) -> tuple[IntArray,
         except (JoineryError, OSError):  # of a registry that does not answer, or of the machine
             raise
         except Exception as error:  # whatever a record does to a library, it concerns this record only
-            bad.append(BadRecord(position, unreadable(error)))
+            bad.append(BadRecord(position, unreadable_reason(error)))
         else:
             positions.append(position)
             read_values.append(value)
@@ -290,7 +290,7 @@ _RULES: dict[pa.DataType, _ColumnRule] = {
 }
 
 
-def inside(value: Any, path: Path) -> Any:
+def value_at(value: Any, path: Path) -> Any:
     """Return the value at a path in Python dicts and lists; None if the path leads nowhere."""
     for step in path:
         if isinstance(step, str):

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.table.columns import UNAVAILABLE
 from joinery_runtime.formats.batch import RawBatch
-from joinery_runtime.formats.convert import convert, shown
+from joinery_runtime.formats.convert import convert, quote_value
 from joinery_runtime.formats.json.decoder import JsonDecoder
 from joinery_runtime.formats.records import (
     BadRecord,
@@ -29,7 +29,7 @@ from joinery_runtime.formats.records import (
     Fault,
     IntArray,
     drop_rows,
-    merged,
+    merge_decoded,
     not_utf8,
     set_aside,
     with_bad,
@@ -93,7 +93,7 @@ class TableDecoder:
         assert raw.keys is not None, "the reader of a table input gives keys"
         assert raw.timestamps is not None, "the reader of a table input gives timestamps"
         tombstones = self._decode_tombstones(raw.keys.take(pa.array(without)), raw.timestamps(without))
-        return merged(versions.at(with_value), tombstones.at(without))
+        return merge_decoded(versions.at(with_value), tombstones.at(without))
 
     def _decode_versions(self, raw: RawBatch) -> Decoded:
         decoded = self._values.decode_batch(raw)
@@ -142,7 +142,7 @@ class TableDecoder:
 
     def _rejection_reason(self, key: pa.BinaryScalar, reason: str) -> str:
         text = key.as_py().decode(errors="replace")
-        return f"{_TOMBSTONE} by record key {shown(text)}: {reason} (keyFormat {self._changelog.key_format})"
+        return f"{_TOMBSTONE} by record key {quote_value(text)}: {reason} (keyFormat {self._changelog.key_format})"
 
 
 class _TextKeys(ByValue):

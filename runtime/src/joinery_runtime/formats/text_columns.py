@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.table.zones import zone_to_utc
 from joinery_runtime.formats.batch import RawBatch
-from joinery_runtime.formats.convert import convert, in_years, shown
+from joinery_runtime.formats.convert import convert, in_years, quote_value
 from joinery_runtime.formats.json.texts import reject_constant
 from joinery_runtime.formats.records import Decoded, Decoder, Fault, IntArray, with_rows
 from joinery_runtime.job.model.inputs import Column
@@ -88,7 +88,7 @@ def read_texts(field: pa.Field, column: Column, text: pl.Series) -> tuple[pa.Arr
     for value in text.filter(failed).to_list():
         lacks_zone = written == ISO and column.zone is None and not pl.Series([value]).str.contains(_OFFSET)[0]
         hint = " without a zone: name the column's `zone`" if lacks_zone else ""
-        reasons.append(f"column {column.name}: {shown(value)} is no time of format {written}{hint}")
+        reasons.append(f"column {column.name}: {quote_value(value)} is no time of format {written}{hint}")
     return typed, [(failed.to_numpy(), reasons)]
 
 
@@ -232,7 +232,7 @@ def _find_fault(name: str, text: str) -> str | None:
     try:
         value = _JSON.decode(text)
     except (ValueError, RecursionError):
-        return f"column {name}: {shown(text)} is not JSON"
+        return f"column {name}: {quote_value(text)} is not JSON"
     if "\\u" not in text:
         return None
     written = json.dumps(value, ensure_ascii=False)
@@ -240,7 +240,7 @@ def _find_fault(name: str, text: str) -> str | None:
         written.encode()
         if "\\u0000" not in written.replace("\\\\", ""):
             return None
-    return f"column {name}: {shown(text)} has U+0000 or half of a surrogate pair, which jsonb has not"
+    return f"column {name}: {quote_value(text)} has U+0000 or half of a surrogate pair, which jsonb has not"
 
 
 def _check_digits(text: str) -> int:

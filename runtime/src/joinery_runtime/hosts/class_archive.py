@@ -19,7 +19,7 @@ from joinery_runtime.hosts.spark import start_context, stop_context
 from joinery_runtime.hosts.spark_internals import java_process
 
 
-def make() -> Path | None:
+def make_archive() -> Path | None:
     """Make the archive again, from the beginning. Returns None if there can be no archive, or if the JVM made none.
     Raises EnvironmentProblem if Spark does not start."""
     archive = archive_path()
@@ -49,7 +49,7 @@ def make() -> Path | None:
 
 if __name__ == "__main__":
     try:
-        reason = "" if make() else "this Java or this Spark has none"
+        reason = "" if make_archive() else "this Java or this Spark has none"
     except EnvironmentProblem as problem:
         reason = str(problem)
     if reason:

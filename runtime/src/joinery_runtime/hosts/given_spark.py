@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from joinery_runtime.engine.tasks import MAX_THREADS
 from joinery_runtime.errors import EnvironmentProblem
-from joinery_runtime.hosts.spark import DEFAULT_CONF, cause
+from joinery_runtime.hosts.spark import DEFAULT_CONF, failure_cause
 from joinery_runtime.hosts.spark_internals import (
     bytes_of_size,
     is_stopped,
@@ -118,7 +118,7 @@ def _check_workers(context: SparkContext) -> None:
     except Py4JError as error:
         raise EnvironmentProblem(
             f"The workers of the Spark session ({context.pythonExec}) cannot run the job's tasks",
-            facts=cause(error),
+            facts=failure_cause(error),
             todo="Have them run a Python that has joinery-runtime[engine]: os.environ['PYSPARK_PYTHON'] = "
             "sys.executable, set before the session starts, where they are on this machine",
         ) from error

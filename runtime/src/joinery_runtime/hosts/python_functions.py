@@ -31,13 +31,13 @@ def with_functions(job: _ANY_JOB) -> _ANY_JOB:
     if not job.spec.functions:
         return job
     _, functions = compile_with_functions(job)
-    problems = list(_problems(job, functions))
+    problems = list(_find_problems(job, functions))
     if problems:
         raise JobError(job.name, problems)
     return job.with_function_sources({function.name: _source_hash(function.python) for function in job.spec.functions})
 
 
-def _problems(job: Job, functions: DeclaredFunctions) -> Iterator[Problem]:
+def _find_problems(job: Job, functions: DeclaredFunctions) -> Iterator[Problem]:
     for i, declaration in enumerate(job.spec.functions):
         path = f"spec.functions[{i}].python"
         try:
@@ -90,7 +90,7 @@ def py_files(paths: Sequence[Path]) -> Iterator[tuple[Path, ...]]:
         yield ()
         return
     with scratch_folder("py-files") as folder:
-        copies = tuple(_copy(path, folder) for path in paths)
+        copies = tuple(_copy_importable(path, folder) for path in paths)
         before = list(sys.path)
         sys.path[:0] = [*(str(copy) for copy in copies if copy.suffix != ".py"), str(folder)]
         try:
@@ -99,7 +99,7 @@ def py_files(paths: Sequence[Path]) -> Iterator[tuple[Path, ...]]:
             sys.path[:] = before
 
 
-def _copy(path: Path, folder: Path) -> Path:
+def _copy_importable(path: Path, folder: Path) -> Path:
     if not path.is_file() or path.suffix not in (".py", ".zip", ".whl", ".egg"):
         facts = f"its name ends in {path.suffix or 'nothing'}" if path.is_file() else "there is no such file"
         todo = "Name modules (.py) and archives (.zip, .whl, .egg)"

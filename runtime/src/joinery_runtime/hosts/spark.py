@@ -37,7 +37,7 @@ from joinery_runtime.engine.function_calls import ENDED_TODO, calls_in
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.read_report import read_summary
 from joinery_runtime.engine.tasks import MAX_THREADS, WorkerProcesses, deal_ranges, ranges_by_peer
-from joinery_runtime.engine.tasks import outcome as epoch_outcome
+from joinery_runtime.engine.tasks import make_outcome as epoch_outcome
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, is_full, no_room, says_full
 from joinery_runtime.hosts.exchange_tls import (
     check_admitted,
@@ -222,10 +222,10 @@ class SparkHost:
                     facts=calls,
                     todo=ENDED_TODO,
                 ) from error
-            if says_full(cause(error)) or says_full(_java_message(error)):
-                raise no_room(_SPARKS_FILES, self._local_folder, cause(error)) from error
+            if says_full(failure_cause(error)) or says_full(_java_message(error)):
+                raise no_room(_SPARKS_FILES, self._local_folder, failure_cause(error)) from error
             raise JoineryError(
-                f"Spark gave up on epoch {work.plan.epoch}", facts=cause(error), todo=_advice(error)
+                f"Spark gave up on epoch {work.plan.epoch}", facts=failure_cause(error), todo=_failure_advice(error)
             ) from error
 
     def _warn_of_exchange(self, work: EpochWork, peers: WorkerProcesses) -> None:
@@ -316,7 +316,7 @@ def _interrupt_before(error: BaseException) -> KeyboardInterrupt | None:
     return earlier
 
 
-def cause(error: Exception) -> str:
+def failure_cause(error: Exception) -> str:
     """Return the last line of the Python traceback inside a Spark failure, or the failure's first line."""
     if not isinstance(error, Py4JJavaError):
         return "the driver's Java process is gone"
@@ -335,7 +335,7 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
-def _advice(error: Exception) -> str:
+def _failure_advice(error: Exception) -> str:
     # A process that the kernel killed for its memory cannot say so, so a lost process may be one.
     message = _java_message(error)
     if not isinstance(error, Py4JJavaError) or _OUT_OF_MEMORY.search(message):
@@ -518,8 +518,10 @@ def _start_error(error: PySparkException | Py4JError, master: str) -> Environmen
     except EnvironmentProblem as missing:
         return missing
     if says_full(_java_message(error)):
-        return no_room(_SPARKS_FILES, os.environ.get("SPARK_LOCAL_DIRS") or "/tmp", cause(error))
-    reason = cause(error) if isinstance(error, Py4JJavaError) else "its Java process ended; what it said is above"
+        return no_room(_SPARKS_FILES, os.environ.get("SPARK_LOCAL_DIRS") or "/tmp", failure_cause(error))
+    reason = (
+        failure_cause(error) if isinstance(error, Py4JJavaError) else "its Java process ended; what it said is above"
+    )
     return EnvironmentProblem(
         f"Spark does not start with master {master}",
         facts=reason,

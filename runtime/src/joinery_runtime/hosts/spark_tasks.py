@@ -23,7 +23,7 @@ from pathlib import Path
 from pyspark import SparkFiles, TaskContext
 
 from joinery_runtime.connectors.source import Range
-from joinery_runtime.engine.exchange import LocalParcel, LocalParcels, Parcel, opened, packed
+from joinery_runtime.engine.exchange import LocalParcel, LocalParcels, Parcel, open_parcels, pack_blocks
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary, TaskFailure
 from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.tasks import (
@@ -152,7 +152,7 @@ class PeerTask:
                 else:
                     _deliver_item(inbox, item)
             process = process_for(self.setup, self.peers.threads)
-            own_rows = opened(local)
+            own_rows = open_parcels(local)
             for parcel in self._reread_own_rows(process, peer) if own_rows is None else own_rows:
                 _deliver_item(inbox, parcel)
             yield from self._run_own_shards(process, number, peer, inbox, attempt)
@@ -190,7 +190,7 @@ class PeerTask:
 
     def _pack_parcels(self, sent: Iterable[Sent]) -> Iterator[tuple[int, Parcel | Sent]]:
         shards = self.work.plan.shards
-        return packed(sent, lambda shard: self.peers.owner(shard, shards))
+        return pack_blocks(sent, lambda shard: self.peers.owner(shard, shards))
 
     def _letters_after_steps(self, letters: str) -> LettersAfterSteps:
         return LettersAfterSteps(

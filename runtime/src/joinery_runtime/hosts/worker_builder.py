@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from joinery_runtime.connectors.inputs import decoder_for, guarded, reader_for
+from joinery_runtime.connectors.inputs import decoder_for, reader_for, with_record_boundary
 from joinery_runtime.connectors.outputs import Outputs, close_idle_clients
 from joinery_runtime.connectors.source import SourceReader
 from joinery_runtime.core.compile.jobs import compile_job
@@ -177,7 +177,7 @@ class JobInputs:
     def decoder(self, name: str, lane: int) -> Decoder:
         if (name, lane) not in self._decoders:
             side = self._sides[name]
-            self._decoders[name, lane] = guarded(side, decoder_for(side))
+            self._decoders[name, lane] = with_record_boundary(side, decoder_for(side))
         return self._decoders[name, lane]
 
     def close(self) -> None:

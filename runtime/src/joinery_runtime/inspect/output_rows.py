@@ -56,7 +56,9 @@ def output_rows(
         table = TargetTable(output.postgres.table)
         with closing(_connect_to_table(table, output.postgres.dsn or dsn)) as connection:
             try:
-                query = sql.SQL("SELECT * FROM {}").format(table.located(connection).identifier).as_string(connection)
+                query = (
+                    sql.SQL("SELECT * FROM {}").format(table.with_schema(connection).identifier).as_string(connection)
+                )
                 return _with_any_times(connection, lambda: pl.read_database(query, connection)).lazy()
             except psycopg.Error as error:
                 raise _unreadable_table(table, error) from error

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from joinery_runtime.connectors.inputs import decoder_for, guarded, planner_for, reader_for
+from joinery_runtime.connectors.inputs import decoder_for, planner_for, reader_for, with_record_boundary
 from joinery_runtime.connectors.kafka.planner import newest_ranges
 from joinery_runtime.connectors.source import StoredOffsets, StoreIdentity
 from joinery_runtime.core.compile.jobs import compile_job
@@ -75,7 +75,7 @@ def sample(job: Job) -> Iterator[Disorder]:
 
 
 def _measure_delays(side: Input, intake: Intake, job: str) -> np.ndarray:
-    reader, decoder = reader_for(side), guarded(side, decoder_for(side))
+    reader, decoder = reader_for(side), with_record_boundary(side, decoder_for(side))
     most = side.watermark.max_future
     future = None if most is None else FutureRows(most, time.time_ns() // 1_000_000)
     times: dict[PartitionRef, list[np.ndarray]] = {}

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from joinery_runtime.connectors.inputs import guarded, json_decoder_for
+from joinery_runtime.connectors.inputs import json_decoder_for, with_record_boundary
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, Sink
 from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
@@ -62,7 +62,7 @@ def sort_rows(tables: Sequence[pa.Table]) -> pa.Table:
 class StepInputs:
     def __init__(self, job: Job, logs: Mapping[str, StepLog]) -> None:
         self._logs = logs
-        self._decoders = {side.name: guarded(side, json_decoder_for(side)) for side in job.inputs}
+        self._decoders = {side.name: with_record_boundary(side, json_decoder_for(side)) for side in job.inputs}
 
     def reader(self, name: str, lane: int) -> StepLog:
         return self._logs[name]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from joinery_runtime.connectors.content import Content
-from joinery_runtime.connectors.files.sink import published
+from joinery_runtime.connectors.files.sink import published_lines
 from joinery_runtime.connectors.outputs import Outputs, StoreDatabase
 from joinery_runtime.connectors.sink import Receipt, short_incarnation
 from joinery_runtime.core.compile.jobs import compile_job
@@ -271,12 +271,12 @@ def _judge_epoch(
     verdict.compared.epochs += 1
     for target in outputs.targets:
         if (file := target.output.file) is not None:
-            actual = Counter(published(file.path, entry.epoch, partial(receipts, target.name), incarnation))
+            actual = Counter(published_lines(file.path, entry.epoch, partial(receipts, target.name), incarnation))
             rows = replayed.select(target.selection)
             verdict.compared.output(job, rows, actual, style=target.style, name=target.name)
     dead = job.spec.dead_letter
     if dead is not None and dead.file is not None:
-        letters = Counter(published(dead.file.path, entry.epoch, partial(receipts, "dead_letters"), incarnation))
+        letters = Counter(published_lines(dead.file.path, entry.epoch, partial(receipts, "dead_letters"), incarnation))
         verdict.compared.dead_letters(replayed, letters)
 
 

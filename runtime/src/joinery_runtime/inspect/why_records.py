@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from joinery_runtime.connectors.history import HistoryDecoder
 from joinery_runtime.connectors.source import Range, SourceReader
-from joinery_runtime.connectors.trial import carefully, read_carefully
+from joinery_runtime.connectors.trial import read_carefully, with_trials
 from joinery_runtime.core.pipeline.lateness import FutureCheck
 from joinery_runtime.core.pipeline.prepare import too_far_ahead
 from joinery_runtime.core.pipeline.sides import Intake
@@ -75,7 +75,7 @@ class CarefulInputs:
 
     def decoder(self, name: str, lane: int) -> Decoder:
         if (name, lane) not in self.decoders:
-            self.decoders[name, lane] = carefully(self.inputs.decoder(name, lane))
+            self.decoders[name, lane] = with_trials(self.inputs.decoder(name, lane))
         return self.decoders[name, lane]
 
 

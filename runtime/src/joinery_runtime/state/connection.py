@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from joinery_runtime.connectors.postgres.client import CATALOG_ONLY, advice, connect, is_away, is_stale, parse_dsn
+from joinery_runtime.connectors.postgres.client import CATALOG_ONLY, connect, error_advice, is_away, is_stale, parse_dsn
 from joinery_runtime.errors import StateError, StoreUnavailable
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -83,7 +83,7 @@ class GuardedConnection:
 
     def _translate_error(self, error: psycopg.Error) -> StateError:
         reason = " ".join(str(error).split())
-        todo = advice(error, "Check the role's privileges, and that nobody altered the schema by hand")
+        todo = error_advice(error, "Check the role's privileges, and that nobody altered the schema by hand")
         if is_away(error):
             summary = f"The state store is not available ({self.location})"
             return StoreUnavailable(summary, facts=reason, todo=f"{todo}. Nothing committed is lost")

@@ -4,8 +4,8 @@ A segment's life: staged -> live -> retired -> gone. A *retired* segment is one 
 took out of the live set. Only `sweep` removes rows: deleting a big blob takes Postgres 1 ms per MB (measured), which no
 commit should wait for, and a retired segment that a savepoint pins must stay anyway.
 
-A staged segment carries the generation and the epoch that it was staged under. A segment that is `sweepable` is not
-`committable` and never will be, so garbage can be swept while commits continue.
+A staged segment carries the generation and the epoch that it was staged under. If it can be swept
+(`is_sweepable`), no commit can take it, now or later: so garbage can be swept while commits continue.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def check_commit(
     if commit.next_plan is not None:
         _check_plan_epoch(job, commit.next_plan, commit.epoch + 1)
     unknown = [
-        key for key in commit.upserts if key not in named or not committable(named[key], generation, commit.epoch)
+        key for key in commit.upserts if key not in named or not is_committable(named[key], generation, commit.epoch)
     ]
     if unknown:
         raise missing_segments(job, unknown, f"not staged by generation {generation} for epoch {commit.epoch}")
@@ -307,19 +307,19 @@ def _check_plan_epoch(job: str, plan: Json, expected: int) -> None:
         )
 
 
-def committable(segment: StoredSegment, generation: int, epoch: int) -> bool:
+def is_committable(segment: StoredSegment, generation: int, epoch: int) -> bool:
     """Whether the commit of `epoch` by `generation` may make the segment live."""
-    return segment.status is SegmentStatus.STAGED and not sweepable(segment, generation, epoch - 1, pinned=False)
+    return segment.status is SegmentStatus.STAGED and not is_sweepable(segment, generation, epoch - 1, pinned=False)
 
 
-def sweepable(segment: StoredSegment, generation: int, committed_epoch: int, *, pinned: bool) -> bool:
+def is_sweepable(segment: StoredSegment, generation: int, committed_epoch: int, *, pinned: bool) -> bool:
     """Whether nothing can ever need the segment again, given the job's generation and last committed epoch."""
     if segment.status is SegmentStatus.STAGED:
         return segment.generation < generation or segment.epoch <= committed_epoch
     return segment.status is SegmentStatus.RETIRED and not pinned
 
 
-def readable(segment: StoredSegment, *, pinned: bool) -> bool:
+def is_readable(segment: StoredSegment, *, pinned: bool) -> bool:
     return segment.status is SegmentStatus.LIVE or (segment.status is SegmentStatus.RETIRED and pinned)
 
 

@@ -85,7 +85,7 @@ def embedded_postgres(directory: Path, pause: Callable[[float], None] = time.sle
     with _hold_lock(directory):
         _open_server(data, pause)
     try:
-        yield postgres_server.address(data)
+        yield postgres_server.server_dsn(data)
     finally:
         with _hold_lock(directory):
             _uses[data] -= 1
@@ -119,7 +119,7 @@ def _open_server(data: Path, pause: Callable[[float], None]) -> None:
     """Start the server unless it runs, admit this user to it, and count this process as one that uses it."""
     try:
         user = postgres_server.server_user(data)
-        programs = postgres_server.programs(data, user)
+        programs = postgres_server.find_programs(data, user)
         if user.stands_in:  # who enters this folder to its own; no folder above it
             data.parent.chmod(data.parent.stat().st_mode | 0o011)
         _drop_stale_pid(data)
@@ -127,12 +127,12 @@ def _open_server(data: Path, pause: Callable[[float], None]) -> None:
             postgres_server.create_cluster(programs, data, user, _server_settings())
         postgres_server.take_over(data, user)
         users = _living_users(data)
-        admitted = postgres_server.admit(data, user)
+        admitted = postgres_server.admit_user(data, user)
         _await_ready(data, pause)
         if not postgres_server.is_ready(data):
             postgres_server.start(programs, data, user, pause)
         elif admitted:
-            postgres_server.reload(data)
+            postgres_server.reload_settings(data)
         _write_users(data, [*users, os.getpid()], user)
         _uses[data] += 1
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:

@@ -194,7 +194,7 @@ class MemoryStore:
                 key
                 for key in unique_keys
                 if key not in entry.segments
-                or not decisions.readable(entry.segments[key].stored, pinned=entry.is_pinned(key))
+                or not decisions.is_readable(entry.segments[key].stored, pinned=entry.is_pinned(key))
             ]
             if unreadable:
                 raise decisions.missing_segments(job, unreadable, "not in the store")
@@ -247,7 +247,7 @@ class MemoryStore:
             garbage = [
                 key
                 for key, item in entry.segments.items()
-                if decisions.sweepable(item.stored, generation, stored.epoch, pinned=entry.is_pinned(key))
+                if decisions.is_sweepable(item.stored, generation, stored.epoch, pinned=entry.is_pinned(key))
             ]
             for key in garbage:
                 del entry.segments[key]

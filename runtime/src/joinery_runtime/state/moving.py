@@ -110,7 +110,7 @@ class MovableStore(PostgresStore):
         has_copy = target._has_copy(job, stored)
         if not has_copy:
             self._check_segments(job)
-            self._depart(job, target.location)
+            self._begin_move(job, target.location)
             self._copy_all(target, job)
         self._leave(job, target.location)
 
@@ -159,7 +159,7 @@ class MovableStore(PostgresStore):
             for keys in by_bytes((key.decode(), size) for key, size in sizes):
                 decisions.check_blobs(job, self._segments.read(connection, job, keys))
 
-    def _depart(self, job: str, location: str) -> None:
+    def _begin_move(self, job: str, location: str) -> None:
         with self._connection.transaction() as connection:
             _require_present(self._lock(connection, job), job)
             connection.execute(self._compose(_BEGIN_MOVE, "jobs"), {"job": job, "location": location})

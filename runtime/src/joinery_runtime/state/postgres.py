@@ -219,7 +219,7 @@ class PostgresStore:
     def sweep(self, job: str, generation: int) -> int:
         with self._connection.session() as connection:
             stored = decisions.check_owner(self._stored(connection, job), job, generation)
-            garbage = self._segments.garbage(connection, stored)
+            garbage = self._segments.garbage_keys(connection, stored)
         removed = 0
         for batch in cut_batches(garbage, SWEEP_BATCH):
             with self._connection.session() as connection:  # a session per batch lets commits in between

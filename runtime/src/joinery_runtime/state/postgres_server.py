@@ -10,7 +10,7 @@ That user enters no folder above `data`, so none has to be opened to it: the ser
 `/proc/self/cwd` is its data folder.
 
 Nobody logs in over the network. On the socket the server asks the kernel who is calling (`peer`), and admits the users
-that `admit` has named. The address that clients get names the server's user too (`requirepeer`).
+that `admit_user` has named. The address that clients get names the server's user too (`requirepeer`).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _roots_user() -> pwd.struct_passwd:
         ) from error
 
 
-def programs(data: Path, user: ServerUser) -> Path:
+def find_programs(data: Path, user: ServerUser) -> Path:
     """Find the folder with the programs for this data folder. Raises EnvironmentProblem."""
     spec = find_spec(_PACKAGE)  # the package itself is not imported: it locks a file that all users would share
     if spec is None or not spec.submodule_search_locations:
@@ -179,7 +179,7 @@ def take_over(data: Path, user: ServerUser) -> None:
             user.own(path)
 
 
-def admit(data: Path, user: ServerUser) -> bool:
+def admit_user(data: Path, user: ServerUser) -> bool:
     """Admit this process's user, and the server's own. Earlier releases let in everybody who reached the socket: their
     file is kept beside. Return whether anything changed, so that a running server has to read its files again."""
     logins, peers = data / "pg_hba.conf", data / "pg_ident.conf"
@@ -217,7 +217,7 @@ def replace_own(path: Path, text: str, user: ServerUser) -> None:
     draft.rename(path)
 
 
-def reload(data: Path) -> None:
+def reload_settings(data: Path) -> None:
     os.kill(int((data / "postmaster.pid").read_text().split()[0]), signal.SIGHUP)
 
 
@@ -295,7 +295,7 @@ def is_postgres(pid: int) -> bool:
         return False
 
 
-def address(data: Path) -> str:
+def server_dsn(data: Path) -> str:
     """Return the DSN of the running server, which may be one that an earlier release has started."""
     lines = (data / "postmaster.pid").read_text().splitlines()
     host = quote(str(socket_folder(data, lines)), safe="/")

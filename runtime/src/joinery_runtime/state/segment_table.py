@@ -64,12 +64,12 @@ class SegmentTable:
         if segments:
             self._insert_segments(connection, stored.job, ((meta, blob, live) for meta, blob in segments))
 
-    def garbage(self, connection: Connection, stored: StoredJob) -> list[bytes]:
+    def garbage_keys(self, connection: Connection, stored: StoredJob) -> list[bytes]:
         """Keys of the segments that nothing can ever need again."""
         return [
             key
             for key, status, staged_by, epoch, pinned in self._sql.run(connection, statements.NOT_LIVE, stored.job)
-            if decisions.sweepable(
+            if decisions.is_sweepable(
                 StoredSegment(SegmentStatus(status), staged_by, epoch), stored.generation, stored.epoch, pinned=pinned
             )
         ]

@@ -32,10 +32,10 @@ def migrate_pinned(
     count = store.migrate(record.job, record.generation, chain, target)
     say(f"{counted(count, 'segment')} of the state were migrated to state_version {target}")
     prune_pins(store, record.job, pin)
-    return reread(store, record)
+    return reread_record(store, record)
 
 
-def reread(store: JobReader, record: JobRecord) -> JobRecord:
+def reread_record(store: JobReader, record: JobRecord) -> JobRecord:
     """Read the record again. Raises Fenced if another driver owns the job by now."""
     now = store.record(record.job)
     if now is None or now.generation != record.generation:
@@ -72,7 +72,7 @@ class Rehearsal:
     seconds: float
 
 
-def rehearse(store: StateReader, record: JobRecord, chain: Mapping[int, Migration], target: int) -> Rehearsal:
+def rehearse_migration(store: StateReader, record: JobRecord, chain: Mapping[int, Migration], target: int) -> Rehearsal:
     """Migrates every live segment in memory and writes nothing. Raises IncompatibleState.
 
     May run beside a driver: if a segment disappears before it is read, the segments that replaced it are used.

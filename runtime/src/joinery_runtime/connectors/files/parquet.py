@@ -19,7 +19,7 @@ from joinery_runtime.connectors.files.source import ListedFiles
 from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
-from joinery_runtime.formats.opened_files import readable, require_planned, stamp_of
+from joinery_runtime.formats.opened_files import file_errors, require_planned, stamp_of
 from joinery_runtime.formats.parquet.decoder import can_be, type_at
 from joinery_runtime.job.model.references import Path
 
@@ -180,7 +180,7 @@ def _is_damage(error: Exception) -> bool:
 def opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
     """Open a file. Raises SourceError, also for errors that show while the block reads the file."""
     try:
-        with readable(path):
+        with file_errors(path):
             try:
                 # Arrow reads the times of older writers (INT96) as nanoseconds, which wrap outside the years 1677 to
                 # 2262.

@@ -76,7 +76,7 @@ def held_names(directory: Path, incarnations: Iterable[str]) -> str:
     return ", ".join(str(directory / HELD / name) for name in names)
 
 
-def groups(parts: Collection[Part]) -> Iterator[list[Part]]:
+def group_parts(parts: Collection[Part]) -> Iterator[list[Part]]:
     """Group files that can be merged into one: of one format and, in Parquet, with the same columns. Raises ValueError
     for a file that is gone or torn."""
     missing = [part.path for part in parts if not part.path.exists()]
@@ -89,7 +89,7 @@ def groups(parts: Collection[Part]) -> Iterator[list[Part]]:
         yield list(group)
 
 
-def merge(parts: Sequence[Part], file: IO[bytes]) -> int:
+def merge_parts(parts: Sequence[Part], file: IO[bytes]) -> int:
     """Write the rows of a group in the order of its parts, and return their number. Holds at most one row group in
     memory. Raises ValueError if the number differs from that of the rows that were written."""
     copy = _copy_row_groups if parts[0].path.suffix == ".parquet" else _copy_lines

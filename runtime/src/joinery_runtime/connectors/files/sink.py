@@ -23,7 +23,15 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from joinery_runtime.connectors.files.rolling import HELD, Part, Rolling, groups, held_names, held_parts, merge
+from joinery_runtime.connectors.files.rolling import (
+    HELD,
+    Part,
+    Rolling,
+    group_parts,
+    held_names,
+    held_parts,
+    merge_parts,
+)
 from joinery_runtime.connectors.sink import (
     Attempt,
     AttemptRows,
@@ -162,7 +170,8 @@ class FileSink(NamesNoStore, BufferedSink):
             return []
         try:
             return [
-                self._merge_group(f"{generation}-{epoch}-roll-{uuid.uuid4().hex}", group) for group in groups(parts)
+                self._merge_group(f"{generation}-{epoch}-roll-{uuid.uuid4().hex}", group)
+                for group in group_parts(parts)
             ]
         except ValueError as error:  # Arrow's errors included
             raise SinkError(
@@ -181,7 +190,7 @@ class FileSink(NamesNoStore, BufferedSink):
 
     def _merge_group(self, attempt: str, parts: Sequence[Part]) -> Receipt:
         file_format: FileFormat = "parquet" if parts[0].path.suffix == _SUFFIXES["parquet"] else "json"
-        _write_staged(_staged_path(self._directory, attempt, file_format), partial(merge, parts))
+        _write_staged(_staged_path(self._directory, attempt, file_format), partial(merge_parts, parts))
         rows: dict[int, int] = {}
         for part in parts:
             rows[part.epoch] = rows.get(part.epoch, 0) + part.rows
@@ -331,7 +340,7 @@ class FileSink(NamesNoStore, BufferedSink):
         """Do nothing: no file stays open."""
 
 
-def published(
+def published_lines(
     directory: str, epoch: int, receipts_of: Callable[[int], Iterable[Receipt]], incarnation: str
 ) -> Iterator[bytes]:
     """Yield the visible and held rows of an epoch, as lines of JSON without line breaks, also while the job runs.

@@ -24,7 +24,15 @@ from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets, Unsh
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import Cut, PartitionRef, RawBatch
 from joinery_runtime.formats.csv.decoder import csv_header, header_end
-from joinery_runtime.formats.opened_files import Bytes, files_of, means, of_input, opened, require_planned, stamp_of
+from joinery_runtime.formats.opened_files import (
+    Bytes,
+    covers_file,
+    files_of,
+    of_input,
+    opened,
+    require_planned,
+    stamp_of,
+)
 from joinery_runtime.formats.record_ends import (
     CR,
     LF,
@@ -77,7 +85,9 @@ class ListedFiles(UnsharedSource):
                 facts=f"all files before {watched[0]} were read, and are not known one by one",
                 todo="Write watch: true again, or start the job with new state",
             )
-        missing = sorted(ref for ref in stored.offsets.keys() - set(self._partitions) if means(self._path, ref.topic))
+        missing = sorted(
+            ref for ref in stored.offsets.keys() - set(self._partitions) if covers_file(self._path, ref.topic)
+        )
         if missing:
             raise SourceError(
                 f"The file {missing[0].topic} is not there any more",

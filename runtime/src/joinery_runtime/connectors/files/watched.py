@@ -27,7 +27,7 @@ from joinery_runtime.connectors.files.source import ListedFiles
 from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets, UnsharedSource
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import PartitionRef
-from joinery_runtime.formats.opened_files import readable
+from joinery_runtime.formats.opened_files import file_errors
 
 Rest = frozenset[tuple[str, ...]]
 """What may follow a directory: alternatives, each made of pattern parts. The last part matches a file name."""
@@ -163,7 +163,7 @@ class WatchedFiles(UnsharedSource):
         before, self._directories = self._directories, {}
         root = self._pattern.root
         try:
-            with readable(root):
+            with file_errors(root):
                 names = self._list_below(root, self._pattern.below, before, now)
         except SourceError as error:
             if Path(root).exists():
@@ -220,7 +220,7 @@ class WatchedFiles(UnsharedSource):
             if file > last:
                 break
             if file not in stamps:
-                with readable(file):
+                with file_errors(file):
                     changed_ns = self._moved_ns(file)
                 if file > first or file in self._came or changed_ns > stamps[first].latest_ns:
                     raise SourceError(
@@ -253,7 +253,7 @@ class WatchedFiles(UnsharedSource):
                 "where it was. A file may be removed once the job has read it. If the file is lost, start the job with "
                 "new state: joinery state delete JOB.yaml --yes",
             )
-        with readable(file):
+        with file_errors(file):
             stat = Path(file).stat()
         if (stat.st_size, stat.st_mtime_ns) != (stamp.size, stamp.modified_ns):
             raise SourceError(
@@ -269,7 +269,7 @@ class WatchedFiles(UnsharedSource):
         for file in sorted(self._waiting):
             if len(bounds) >= number or (self._listed_at or 0) - self._waiting[file] < SETTLE_S:
                 break
-            with readable(file):
+            with file_errors(file):
                 stat = Path(file).stat()
                 latest_ns = max(latest_ns, self._moved_ns(file))
             ref = PartitionRef(self._name, file, 0)

@@ -69,7 +69,7 @@ AWAY = NO_ANSWER | {
 }
 
 
-ASK_SECONDS = 3.0  # how long brokers may take to answer `silence`: a machine that is busy takes longer than a second
+ASK_SECONDS = 3.0  # how long brokers may take to answer when asked: a busy machine takes longer than a second
 SETTLE_SECONDS = 5.0  # how long a partition may be without a leader that knows it
 RETRY_SECONDS = 0.1
 
@@ -136,7 +136,7 @@ class LastError:
         self._error = None
 
     @property
-    def denied(self) -> KafkaError | None:
+    def denial(self) -> KafkaError | None:
         """The newest error, if waiting does not help."""
         if self._error is None:
             return None
@@ -147,7 +147,7 @@ class LastError:
         return self._error.str() if self._error is not None else "no answer at all"
 
 
-def silence(admin: AdminClient, errors: LastError, seconds: float) -> str | None:
+def silence_reason(admin: AdminClient, errors: LastError, seconds: float) -> str | None:
     """Why no broker answers within `seconds`. None if one does, or if waiting would not help. `errors` is the client's
     `error_cb`. Safe to call from any thread.
 
@@ -157,7 +157,7 @@ def silence(admin: AdminClient, errors: LastError, seconds: float) -> str | None
         admin.list_topics(timeout=seconds)
     except KafkaException as error:
         admin.poll(0)
-        if is_away(error.args[0]) and errors.denied is None:
+        if is_away(error.args[0]) and errors.denial is None:
             return str(errors)
     return None
 

@@ -144,7 +144,7 @@ def say_once(level: int, line: str) -> None:
     logging.getLogger("joinery.kafka").log(level, "%s", line)
 
 
-def address(name: str) -> int:
+def function_address(name: str) -> int:
     """Return the address of a function of the library, for kernels."""
     return int(ctypes.cast(getattr(library(), name), c_void_p).value or 0)
 
@@ -187,7 +187,7 @@ def new_client(
     return int(client), callbacks
 
 
-def check(error: int | None) -> None:
+def raise_error(error: int | None) -> None:
     """Raise the KafkaException for an `rd_kafka_error_t *` (None: no error) and frees it."""
     if error is None:
         return

@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ConfigResource
 
 from joinery_runtime.connectors.kafka.errors import LastError, is_away
-from joinery_runtime.connectors.kafka.target import ANSWER_SECONDS, KafkaTarget, repeat
+from joinery_runtime.connectors.kafka.target import ANSWER_SECONDS, KafkaTarget, repeat_call
 from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.errors import SinkError
 
@@ -99,7 +99,7 @@ class EpochMarkerReader:
         signature = TopicPartition(self._target.topic, _PARTITION, generation, metadata=store.metadata())
         try:
             with self._open_consumer(group) as consumer:
-                repeat(lambda: consumer.commit(offsets=[signature], asynchronous=False), is_away, ANSWER_SECONDS)
+                repeat_call(lambda: consumer.commit(offsets=[signature], asynchronous=False), is_away, ANSWER_SECONDS)
         except KafkaException as error:
             raise self._sink_error(group, error.args[0]) from error
 
@@ -124,7 +124,7 @@ class EpochMarkerReader:
         offsets: list[TopicPartition] = []
         with self._open_consumer(group, isolation) as consumer:
             call = min(_CALL_SECONDS, seconds)
-            repeat(lambda: offsets.extend(_read_committed(consumer, self._target.topic, call)), is_away, seconds)
+            repeat_call(lambda: offsets.extend(_read_committed(consumer, self._target.topic, call)), is_away, seconds)
         return offsets[0]
 
     @contextmanager

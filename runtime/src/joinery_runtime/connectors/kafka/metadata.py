@@ -18,10 +18,10 @@ from joinery_runtime.connectors.kafka.errors import (
     NO_ANSWER,
     client_defaults,
     no_offset,
-    silence,
+    silence_reason,
     tls_port,
 )
-from joinery_runtime.connectors.kafka.settings import Cluster, LoggedErrors, callbacks, connect
+from joinery_runtime.connectors.kafka.settings import Cluster, LoggedErrors, connect, error_settings
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.formats.batch import PartitionRef
 
@@ -68,10 +68,10 @@ class KafkaMetadata:
             **cluster.plain_properties,
             "bootstrap.servers": cluster.bootstrap_servers,
         }
-        self._client = connect(AdminClient, {**settings, **callbacks(self._errors)}, cluster)
+        self._client = connect(AdminClient, {**settings, **error_settings(self._errors)}, cluster)
 
     def unavailability(self) -> SourceUnavailable | None:
-        reason = silence(self._client, self._errors, ASK_SECONDS)
+        reason = silence_reason(self._client, self._errors, ASK_SECONDS)
         return None if reason is None else self._cluster.outage("the Kafka broker does not answer", reason)
 
     def names(self) -> set[str]:
@@ -83,7 +83,7 @@ class KafkaMetadata:
                 return set(self._client.list_topics(timeout=min(_TURN_SECONDS, _ANSWER_SECONDS)).topics)
             except KafkaException as error:
                 self._client.poll(0)
-                if self._errors.denied is not None or time.monotonic() >= deadline:
+                if self._errors.denial is not None or time.monotonic() >= deadline:
                     raise self._unanswered_error(error.args[0], self._cluster) from error
 
     def topics(self, names: Collection[str]) -> dict[str, Topic]:
@@ -163,12 +163,12 @@ class KafkaMetadata:
                 return future.result(_TURN_SECONDS)
             except TimeoutError:
                 self._client.poll(0)
-                if self._errors.denied is not None or time.monotonic() >= deadline:
+                if self._errors.denial is not None or time.monotonic() >= deadline:
                     raise self._silence_error(self._cluster, self._waited_text()) from None
 
     def _unanswered_error(self, error: KafkaError, cluster: Cluster) -> SourceError:
         self._client.poll(0)
-        if self._errors.denied is None and error.code() not in NO_ANSWER:
+        if self._errors.denial is None and error.code() not in NO_ANSWER:
             return cluster.failure(error, "asking for offsets")
         # The client's own limit may end a moment before this class's, and its text names an internal step.
         timed_out = error.code() == KafkaError._TIMED_OUT
@@ -179,8 +179,8 @@ class KafkaMetadata:
         return f"waited {_ANSWER_SECONDS:.0f} s"
 
     def _silence_error(self, cluster: Cluster, cause: str) -> SourceError:
-        if self._errors.denied is not None:
-            return cluster.failure(self._errors.denied, "connecting")
+        if self._errors.denial is not None:
+            return cluster.failure(self._errors.denial, "connecting")
         secure = tls_port(cluster.bootstrap_servers, cluster.properties)
         if secure is not None:
             todo = "Set security.protocol: SSL (or SASL_SSL, with a login) in kafka.properties"

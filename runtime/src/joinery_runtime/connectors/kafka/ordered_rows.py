@@ -43,15 +43,15 @@ class OrderedRows:
                 waiting.append(batch)
                 size += batch.nbytes
                 if size > self.sort_bytes:
-                    parts.append(self._put_aside(self._sorted(waiting), stack))
+                    parts.append(self._put_aside(self._sort_rows(waiting), stack))
                     waiting, size = [], 0
             if waiting and not parts and not self._repeat_keys(waiting):
                 parts.append(iter(waiting))
             elif waiting:
-                last = self._sorted(waiting)
+                last = self._sort_rows(waiting)
                 parts.append(_cut_heads(last) if parts else iter([last]))
             del waiting
-            for rows in parts[0] if len(parts) == 1 else self._merged(parts):
+            for rows in parts[0] if len(parts) == 1 else self._merge_parts(parts):
                 yield rows.drop_columns(list(ORDER_COLUMNS))
 
     def _repeat_keys(self, batches: Sequence[pa.RecordBatch]) -> bool:
@@ -60,11 +60,11 @@ class OrderedRows:
         hashes.sort()
         return bool((hashes[1:] == hashes[:-1]).any())
 
-    def _sorted(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    def _sort_rows(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         rows = concat(batches)
-        return rows.take(pa.array(self._ranked(rows)))
+        return rows.take(pa.array(self._rank_rows(rows)))
 
-    def _ranked(self, rows: pa.RecordBatch) -> np.ndarray:
+    def _rank_rows(self, rows: pa.RecordBatch) -> np.ndarray:
         """Return the numbers of the rows (int64[n]) in the order. Rows that are equal in it stay as they come."""
         columns = [rows.column(name).to_numpy() for name in reversed(self.order)]
         differing = [column for column in columns if (column != column[0]).any()] if rows.num_rows else []
@@ -79,13 +79,13 @@ class OrderedRows:
             file.seek(0)
         return iter(pa.ipc.open_stream(file))
 
-    def _merged(self, parts: Iterable[Iterator[pa.RecordBatch]]) -> Generator[pa.RecordBatch, None, None]:
+    def _merge_parts(self, parts: Iterable[Iterator[pa.RecordBatch]]) -> Generator[pa.RecordBatch, None, None]:
         """Merge sorted parts. A row is ready once no row that is not read yet can come before it: up to the first of
         the heads' last rows."""
         heads = [(head, part) for part in parts if (head := next(part, None)) is not None]
         while heads:
             rows = concat([head for head, _ in heads])
-            ranked = self._ranked(rows)
+            ranked = self._rank_rows(rows)
             rank = np.empty_like(ranked)
             rank[ranked] = np.arange(len(ranked))
             ends = np.cumsum([head.num_rows for head, _ in heads])

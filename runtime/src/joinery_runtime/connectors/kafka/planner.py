@@ -27,7 +27,7 @@ def newest_ranges(name: str, kafka: KafkaInput, records: int) -> list[Range]:
     """Return the newest records of an input's topics, at most about so many in all. Joins no group."""
     cluster = Cluster.of(name, kafka)
     admin = KafkaMetadata(cluster)
-    topics = InputTopics(cluster, kafka, admin).existing(StoredOffsets(), {})
+    topics = InputTopics(cluster, kafka, admin).existing_topics(StoredOffsets(), {})
     partitions = sorted(ref for topic in topics.values() for ref in topic.partitions)
     most = max(1, records // max(1, len(partitions)))
     offsets_by_partition = log_offsets(admin, partitions)
@@ -67,7 +67,7 @@ class KafkaPlanner:
             if ref.input == self._cluster.input and self._topics.named(ref.topic)
         }
         stored = StoredOffsets(own_offsets, stored.stops, stored.topic_ids)
-        topics = self._topics.existing(stored, self._ends)
+        topics = self._topics.existing_topics(stored, self._ends)
         valid = self._topics.valid(stored, topics)
         # What was resolved for topics that were since replaced by others of the same name is forgotten.
         former = {name for name, topic in topics.items() if self._ids.get(name, topic.id) != topic.id}

@@ -16,7 +16,7 @@ from joinery_runtime.connectors.kafka.errors import DENIED, LastError
 from joinery_runtime.connectors.kafka.markers import EpochMarker
 from joinery_runtime.connectors.kafka.record_producers import Patience, open_producer
 from joinery_runtime.connectors.kafka.records import Records
-from joinery_runtime.connectors.kafka.target import TOO_LARGE, KafkaTarget, repeat
+from joinery_runtime.connectors.kafka.target import TOO_LARGE, KafkaTarget, repeat_call
 from joinery_runtime.errors import JoineryError, SinkError
 
 _MAX_IDLE = 9  # idle producers per process: one per thread and one for dead letters; each has three connections
@@ -183,7 +183,7 @@ class OwningProducer:
         while librdkafka 2.16 waits for a group's coordinator, it ignores time limits. The call's thread and client are
         then abandoned, as those of a call during which a row is rejected; the next attempt takes over the id."""
         seconds = min(_CALL_SECONDS, max(0.1, within_seconds))
-        repeat(lambda: self._watch_call(call, seconds), _is_retriable, within_seconds)
+        repeat_call(lambda: self._watch_call(call, seconds), _is_retriable, within_seconds)
 
     def _watch_call(self, call: Callable[[float], object], seconds: float) -> None:
         ended: list[BaseException | None] = []

@@ -207,8 +207,8 @@ class KafkaReader:
             ]
             if advanced:
                 return advanced
-            if self._errors.denied is not None:
-                raise self._cluster.failure(self._errors.denied, "reading")
+            if self._errors.denial is not None:
+                raise self._cluster.failure(self._errors.denial, "reading")
         short = [
             ref for ref, planned_range in waiting.items() if self._read_watermarks(ref)[1] < planned_range.end_exclusive
         ]

@@ -23,13 +23,13 @@ from joinery_runtime.connectors.kafka.librdkafka import (
     CONSUMER,
     MessageStruct,
     UnknownLibrary,
-    address,
-    check,
     error_of,
+    function_address,
     library,
     message_error,
     new_client,
     partition_list,
+    raise_error,
     say_once,
 )
 from joinery_runtime.connectors.kafka.settings import Cluster, connect
@@ -103,7 +103,10 @@ class BatchClient:
     ) -> None:
         self._input, self._handle, self._kernel, self._keyed = name, handle, kernel, keyed
         self._headers = headers
-        self._timestamp, self._destroy = address("rd_kafka_message_timestamp"), address("rd_kafka_message_destroy")
+        self._timestamp, self._destroy = (
+            function_address("rd_kafka_message_timestamp"),
+            function_address("rd_kafka_message_destroy"),
+        )
         self._messages = np.zeros(MOST_RECORDS, np.int64)  # addresses
         self._starts = np.empty(MOST_RECORDS + 1, np.int64)
         self._value_bytes, self._key_bytes = np.empty((2, MOST_RECORDS), np.int64)
@@ -262,7 +265,7 @@ class ConsumerHandle:
         self, change: Callable[[int, int], int | None], positions: Iterable[tuple[PartitionRef, int]]
     ) -> None:
         with partition_list((ref.topic, ref.partition, offset, None) for ref, offset in positions) as partitions:
-            check(change(self._client, partitions))
+            raise_error(change(self._client, partitions))
 
     def watermarks(self, ref: PartitionRef, seconds: float) -> tuple[int, int]:
         """Asks the broker for the offsets of the earliest record and of the next one to come."""

@@ -22,11 +22,11 @@ from joinery_runtime.connectors.kafka.librdkafka import (
     PRODUCER,
     MessageStruct,
     UnknownLibrary,
-    check,
     error_of,
     library,
     new_client,
     partition_list,
+    raise_error,
     say_once,
 )
 from joinery_runtime.connectors.kafka.records import Records, Texts
@@ -155,10 +155,10 @@ class BatchProducer:
         self._library.rd_kafka_metadata_destroy(metadata)
 
     def init_transactions(self, seconds: float) -> None:
-        check(self._library.rd_kafka_init_transactions(self._client, _milliseconds(seconds)))
+        raise_error(self._library.rd_kafka_init_transactions(self._client, _milliseconds(seconds)))
 
     def begin_transaction(self) -> None:
-        check(self._library.rd_kafka_begin_transaction(self._client))
+        raise_error(self._library.rd_kafka_begin_transaction(self._client))
 
     def send_offset(self, offset: TopicPartition, group: str, seconds: float) -> None:
         metadata = None if offset.metadata is None else offset.metadata.encode()
@@ -166,15 +166,15 @@ class BatchProducer:
         try:
             with partition_list([(offset.topic, offset.partition, offset.offset, metadata)]) as offsets:
                 send = self._library.rd_kafka_send_offsets_to_transaction
-                check(send(self._client, offsets, member, _milliseconds(seconds)))
+                raise_error(send(self._client, offsets, member, _milliseconds(seconds)))
         finally:
             self._library.rd_kafka_consumer_group_metadata_destroy(member)
 
     def commit_transaction(self, seconds: float) -> None:
-        check(self._library.rd_kafka_commit_transaction(self._client, _milliseconds(seconds)))
+        raise_error(self._library.rd_kafka_commit_transaction(self._client, _milliseconds(seconds)))
 
     def abort_transaction(self, seconds: float) -> None:
-        check(self._library.rd_kafka_abort_transaction(self._client, _milliseconds(seconds)))
+        raise_error(self._library.rd_kafka_abort_transaction(self._client, _milliseconds(seconds)))
 
     def purge(self) -> None:
         code = self._library.rd_kafka_purge(self._client, _QUEUED_AND_SENT)

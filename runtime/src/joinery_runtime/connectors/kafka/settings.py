@@ -168,7 +168,7 @@ def consumer_settings(cluster: Cluster, errors: LoggedErrors, partitions: int = 
         "enable.partition.eof": True,
         "auto.offset.reset": "error",
         "allow.auto.create.topics": False,
-        **callbacks(errors),
+        **error_settings(errors),
     }
 
 
@@ -197,7 +197,7 @@ def member_settings(cluster: Cluster, group: str, errors: LoggedErrors) -> dict[
     }
 
 
-def callbacks(errors: LoggedErrors) -> dict[str, Any]:
+def error_settings(errors: LoggedErrors) -> dict[str, Any]:
     """Return settings that send a client's errors to `errors`. By default they go to standard error, many times a
     second."""
     return {"error_cb": errors, "log_level": 0}

@@ -30,7 +30,7 @@ from joinery_runtime.connectors.kafka.errors import (
     check_address,
     client_defaults,
     is_away,
-    silence,
+    silence_reason,
     tls_port,
 )
 from joinery_runtime.connectors.kafka.ordered_rows import OrderedRows
@@ -230,7 +230,7 @@ class KafkaTarget:
                 todo = f"Correct output.kafka.{setting}"
                 raise self.problem(f"{setting} names no output column", ", ".join(missing), todo)
         if self.schema_output is not None:
-            self.schema_output.registered()
+            self.schema_output.register_once()
         topics = self._read_topics(client, errors)
         deadline = time.monotonic() + _NEWS_SECONDS
         while self.topic not in topics and time.monotonic() < deadline:
@@ -241,7 +241,7 @@ class KafkaTarget:
 
     def records(self, rows: pa.Table | pa.RecordBatch) -> Records:
         """Make one record per row. Raises SinkError as a schema registry does."""
-        values = None if self.schema_output is None else self.schema_output.registered().encode(rows)
+        values = None if self.schema_output is None else self.schema_output.register_once().encode(rows)
         return Records.of(rows, self.key, self.headers, self.style, values)
 
     def _read_topics(self, client: Any, errors: LastError) -> Mapping[str, Any]:
@@ -255,8 +255,8 @@ class KafkaTarget:
                 return topics
             except KafkaException as error:
                 client.poll(0)
-                if errors.denied is not None:
-                    raise self.problem("access is denied", errors.denied.str(), _CHECK_LOGIN) from error
+                if errors.denial is not None:
+                    raise self.problem("access is denied", errors.denial.str(), _CHECK_LOGIN) from error
                 if time.monotonic() >= deadline:
                     secure = tls_port(self.bootstrap_servers, self.properties)
                     if secure is not None:
@@ -272,7 +272,7 @@ class KafkaTarget:
         summary = f"{counted(rows, 'row', 'were')} not written, and none was for {self.delivery_seconds:.0f} s"
         return (
             self.unavailable(summary, str(errors))
-            if errors.denied is None
+            if errors.denial is None
             else self.problem(summary, str(errors), _CHECK_LOGIN)
         )
 
@@ -291,7 +291,7 @@ class KafkaTarget:
         if not is_away(error):
             return self.problem(summary, facts, todo)
         facts = f"{facts}; {errors}"
-        return self.unavailable(summary, facts) if errors.denied is None else self.problem(summary, facts, _CHECK_LOGIN)
+        return self.unavailable(summary, facts) if errors.denial is None else self.problem(summary, facts, _CHECK_LOGIN)
 
     def problem(self, summary: str, facts: str, todo: str = "") -> SinkError:
         return SinkError(f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=todo)
@@ -354,7 +354,7 @@ class BrokerCheck:
     def unavailability(self) -> OutputUnavailable | None:
         if self._client is None:
             self._client = self._target.admin(self._errors)
-        reason = silence(self._client, self._errors, ASK_SECONDS)
+        reason = silence_reason(self._client, self._errors, ASK_SECONDS)
         patience = f"what is being written waits for it, for {self._target.delivery_seconds:.0f} s at a time"
         return None if reason is None else self._target.silent(f"{reason}; {patience}")
 
@@ -426,7 +426,7 @@ def _largest_row_text(target: KafkaTarget, rows: AttemptRows) -> str:
     return f"; the largest row has {largest:,} bytes and begins {beginning.decode(errors='replace')}" if largest else ""
 
 
-def repeat(call: Callable[[], object], on: Callable[[KafkaError], bool], within_seconds: float) -> None:
+def repeat_call(call: Callable[[], object], on: Callable[[KafkaError], bool], within_seconds: float) -> None:
     """Repeats the call, until the time is up, after each KafkaException for which `on` is true."""
     for trial in stamina.retry_context(
         on=lambda error: isinstance(error, KafkaException) and on(error.args[0]),

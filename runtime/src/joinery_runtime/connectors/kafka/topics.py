@@ -35,7 +35,7 @@ class InputTopics:
             return topic in self._kafka.named_topics
         return not topic.startswith(_INTERNAL) and self._pattern.fullmatch(topic) is not None
 
-    def existing(self, stored: StoredOffsets, ends: Mapping[PartitionRef, int]) -> dict[str, Topic]:
+    def existing_topics(self, stored: StoredOffsets, ends: Mapping[PartitionRef, int]) -> dict[str, Topic]:
         """Return the topics that exist, by name. `ends` are the newest known ends of partitions.
 
         Raises SourceError if a named topic does not exist, and DataLoss if a matching one was deleted before it was

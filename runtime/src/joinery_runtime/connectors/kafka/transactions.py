@@ -53,8 +53,8 @@ _TAKEOVER_THREADS = 16
 class PartNames:
     """The names of the parts of an epoch's output, which are the names of their claims and of the groups that hold
     their markers. Output has one part per shard, dead letters have one. The names contain the job's `incarnation` in
-    its store, so a job of the same name with another store has other names. Those of earlier releases, the `former`
-    names, do not. `output` is the name of one of several outputs."""
+    its store, so a job of the same name with another store has other names. Those of earlier releases
+    (`former_name`) do not. `output` is the name of one of several outputs."""
 
     job: str
     dead_letters: bool = False
@@ -68,12 +68,12 @@ class PartNames:
     def of(self, shard: int, incarnation: str) -> str:
         return f"{self.job}-{short_incarnation(incarnation)}-{self._part_name(shard)}"
 
-    def former(self, shard: int) -> str:
+    def former_name(self, shard: int) -> str:
         return f"{self.job}-{self._part_name(shard)}"
 
     def below(self, shards: int, incarnation: str) -> list[str]:
         """Each name of shards 0 to `shards` - 1 once, former names included."""
-        both = ((self.of(shard, incarnation), self.former(shard)) for shard in range(shards))
+        both = ((self.of(shard, incarnation), self.former_name(shard)) for shard in range(shards))
         return list(dict.fromkeys(name for names in both for name in names))
 
     def owns(self, name: str) -> bool:
@@ -125,7 +125,11 @@ class PartWrite:
     @property
     def name(self) -> str:
         shard = self.attempt.id.shard
-        return self.names.former(shard) if self.attempt.former_names else self.names.of(shard, self.attempt.incarnation)
+        return (
+            self.names.former_name(shard)
+            if self.attempt.former_names
+            else self.names.of(shard, self.attempt.incarnation)
+        )
 
     def run(self) -> Receipt:
         for producer in self._candidate_producers():

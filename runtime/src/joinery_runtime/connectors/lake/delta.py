@@ -104,7 +104,7 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
 
     def read(self) -> pa.Table:
         with self._problems("cannot be read"):
-            return self._fresh().to_pyarrow_table()
+            return self._reopened().to_pyarrow_table()
 
     def files(self) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
         table = self._table()

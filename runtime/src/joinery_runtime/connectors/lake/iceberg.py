@@ -126,7 +126,7 @@ class IcebergTable(OpenedTable[Table]):
                 raise CommitConflict(str(error)) from error
 
     def read(self) -> pa.Table:
-        table = self._fresh()
+        table = self._reopened()
         with self._problems("cannot be read"):
             return table.scan().to_arrow()
 

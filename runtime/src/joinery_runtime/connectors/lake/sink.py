@@ -130,7 +130,7 @@ class OpenedTable(ABC, Generic[Opened]):
     def _find(self) -> Opened | None:
         """Read the present table; None if it is missing."""
 
-    def _fresh(self) -> Opened:
+    def _reopened(self) -> Opened:
         """Read the present table. Raises SinkError if it is missing."""
         table = self._find()
         if table is None:
@@ -139,7 +139,7 @@ class OpenedTable(ABC, Generic[Opened]):
 
     def _table(self) -> Opened:
         """Return the table as of the last time it was read. Raises SinkError if it is missing."""
-        return self._fresh() if self._opened is None else self._opened
+        return self._reopened() if self._opened is None else self._opened
 
     def _read_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with self._problems("cannot be read"):

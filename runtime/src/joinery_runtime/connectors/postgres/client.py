@@ -169,7 +169,7 @@ def is_away(error: psycopg.Error) -> bool:
     return _look_up(code, _FINAL) is None and _look_up(code, _AWAY) is not None
 
 
-def advice(error: psycopg.Error, otherwise: str) -> str:
+def error_advice(error: psycopg.Error, otherwise: str) -> str:
     """Return what to do about the error; `otherwise` for a statement that Postgres rejects."""
     code = _error_code(error)
     if code is not None:

@@ -107,7 +107,7 @@ class ExternalPostgresSink(PostgresSink):
             self._elsewhere = next((receipt for receipt in named if receipt["database"] != database), None)
             if self._elsewhere is not None:
                 return
-            self.target = self.target.located(connection)
+            self.target = self.target.with_schema(connection)
             with connection.transaction():
                 self._move_once(connection, table, epoch, named)
         self._empty_if_large(table)

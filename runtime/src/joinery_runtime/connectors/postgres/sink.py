@@ -26,7 +26,14 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from joinery_runtime.connectors.postgres.client import CATALOG_ONLY, advice, connect, create_schema, is_away, is_stale
+from joinery_runtime.connectors.postgres.client import (
+    CATALOG_ONLY,
+    connect,
+    create_schema,
+    error_advice,
+    is_away,
+    is_stale,
+)
 from joinery_runtime.connectors.postgres.merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.connectors.postgres.table import TargetTable, columns_of, names
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext
@@ -110,7 +117,7 @@ class PostgresSink(NamesNoStore):
         self._schema = schema
         unprepared = f"The output table {self.target.name} cannot be prepared"
         with self._open_session(unprepared) as connection, connection.transaction():
-            self.target = self.target.located(connection)
+            self.target = self.target.with_schema(connection)
             connection.execute(CATALOG_ONLY)
             created = None if columns_of(connection, self.target.identifier) else f"the table {self.target.name}"
             missing = self.target.ensure(connection, self.target.columns(schema), self._staging.job)
@@ -136,7 +143,7 @@ class PostgresSink(NamesNoStore):
             count = sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(self._staging.table(epoch), NAMED)
             staged = connection.execute(count, attempts).fetchone()[0]
             if staged == expected:
-                self.target = self.target.located(connection)
+                self.target = self.target.with_schema(connection)
                 StagingMerge(self.target, self._schema).run(connection, self._staging.table(epoch), attempts)
         except psycopg.Error as error:
             problem = problem_of(f"The output table {self.target.name} rejects the rows of epoch {epoch}", error)
@@ -310,7 +317,7 @@ def problem_of(summary: str, error: psycopg.Error, *, external: bool = False) ->
     """Turn an error of Postgres into ours. If the database is unavailable, the job waits for it and recovers.
     Unless `external`, it is the state's database."""
     reason = " ".join(str(error).split())
-    todo = advice(error, "Check the table and the role's rights")
+    todo = error_advice(error, "Check the table and the role's rights")
     if not is_away(error):
         return SinkError(summary, facts=reason, todo=todo)
     return (OutputUnavailable if external else StoreUnavailable)(summary, facts=reason, todo=todo)

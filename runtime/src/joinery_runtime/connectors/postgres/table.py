@@ -72,7 +72,7 @@ class TargetTable:
     """The target table. `name` is `table` or `schema.table`. Rows replace those with the same `upsert_key`, if any.
     `retracted` names the output column that says whether a row retracts the one with its key; the table does not have
     this column. `nested` columns are JSON. `owner` and `triggers` are what the job says of a table that is not its
-    role's own. `schema` is that of a name without one, once it has been looked up (`located`). `ordered`: rows come
+    role's own. `schema` is that of a name without one, once it has been looked up (`with_schema`). `ordered`: rows come
     with ORDER_COLUMNS, by which the last one for a key counts."""
 
     name: str
@@ -88,7 +88,7 @@ class TargetTable:
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(*([self.schema] if self.schema else []), *self.name.split(".", 1))
 
-    def located(self, connection: psycopg.Connection[Any]) -> TargetTable:
+    def with_schema(self, connection: psycopg.Connection[Any]) -> TargetTable:
         """Find the schema of a name without one, by the current `search_path`: where the table is, else where it would
         be created. Raises SinkError."""
         if self.schema is not None or "." in self.name:
@@ -136,7 +136,7 @@ class TargetTable:
             existing = columns_of(connection, self.identifier)
         self.check_code(connection)
         missing = [field for field in schema if field.name not in existing]
-        problems = misfits(existing, schema, self.nested)
+        problems = find_misfits(existing, schema, self.nested)
         if self.upsert_key and not self._has_unique_key(connection):
             columns = ", ".join(self.upsert_key)
             problems.append(
@@ -248,7 +248,7 @@ def column_type(field: pa.Field, nested: Collection[str] = ()) -> str:
     return _TYPES[arrow]
 
 
-def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema, nested: Collection[str] = ()) -> list[str]:
+def find_misfits(existing: Mapping[str, TableColumn], schema: pa.Schema, nested: Collection[str] = ()) -> list[str]:
     """Return the reasons why a table with these columns cannot take rows of `schema`, even after adding columns."""
     types = {field.name: column_type(field, nested) for field in schema}
     other = [

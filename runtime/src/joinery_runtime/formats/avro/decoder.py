@@ -32,7 +32,7 @@ from joinery_runtime.formats.connect_types import (
 from joinery_runtime.formats.records import FRAME
 from joinery_runtime.formats.registry.avro_bounds import Nanos, OutOfBounds, check, schema_document
 from joinery_runtime.formats.registry.schemas import AvroSchema, Schemas, UnknownSchema, schema_number
-from joinery_runtime.formats.row_decoder import RejectedRecord, RowDecoder, inside
+from joinery_runtime.formats.row_decoder import RejectedRecord, RowDecoder, value_at
 from joinery_runtime.job.model.inputs import Column, Input
 from joinery_runtime.job.model.references import Path
 from joinery_runtime.job.model.time_formats import ISO, is_pattern, needs_zone
@@ -83,7 +83,7 @@ class AvroDecoder(RowDecoder):
         content = read_record(record, start, written)
         values: dict[str, Any] = {}
         for name, path in self._columns:
-            value = inside(content, path)
+            value = value_at(content, path)
             # JSON has no NaN and no infinity.
             values[name] = None if isinstance(value, float) and value - value != 0 else value
         for name in self._as_times:

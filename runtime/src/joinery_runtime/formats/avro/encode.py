@@ -18,7 +18,7 @@ import fastavro
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.formats.registry.output import SchemaOutput, framed
+from joinery_runtime.formats.registry.output import SchemaOutput, schema_frame
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema
@@ -33,7 +33,7 @@ class AvroRows:
 
     def encode(self, rows: pa.Table | pa.RecordBatch) -> list[bytes]:
         """One framed record per row."""
-        schema, frame = _parse_schema(self.schema), framed(self.number)
+        schema, frame = _parse_schema(self.schema), schema_frame(self.number)
         columns = []
         for column in rows.columns:
             if pa.types.is_timestamp(column.type):

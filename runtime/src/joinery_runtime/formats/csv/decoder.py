@@ -48,7 +48,7 @@ from joinery_runtime.formats.records import (
     drop_rows,
     in_pieces,
     is_json,
-    joined,
+    join_lines,
     looks_like,
     may_contain,
     set_aside,
@@ -170,7 +170,7 @@ class CsvDecoder(ByValue, FormatDecoder):
             values.cast(pa.string())
         except pa.ArrowInvalid as error:
             raise RejectedBatch("not UTF-8") from error
-        lines = joined(values)
+        lines = join_lines(values)
         misshapen: dict[int, str] = {}
 
         def skip_row(row: pyarrow.csv.InvalidRow) -> str:

@@ -38,7 +38,7 @@ from joinery_runtime.formats.connect_types import (
     scale_in_json,
     variable_decimal,
 )
-from joinery_runtime.formats.convert import checked, convert, in_years
+from joinery_runtime.formats.convert import checked_column, convert, in_years
 from joinery_runtime.formats.debezium.unavailable import NOT_THERE, UnavailableValues, names_of, placeholders
 from joinery_runtime.formats.json.decoder import JsonDecoder
 from joinery_runtime.formats.json.texts import is_number_in_json
@@ -54,7 +54,7 @@ from joinery_runtime.formats.records import (
     LeftOut,
     all_bad,
     drop_rows,
-    merged,
+    merge_decoded,
     with_bad,
 )
 from joinery_runtime.job.model.base import ColumnType
@@ -157,7 +157,7 @@ class ChangeEvents(ByValue):
             if lacks_envelope.all():  # the topic's form, most likely: begin with it
                 self._decoders.insert(0, self._decoders.pop(number))
             with_envelope = events.rows.filter(pa.array(~lacks_envelope))
-            events = merged(Decoded(with_envelope, events.index[~lacks_envelope], events.bad), redecoded)
+            events = merge_decoded(Decoded(with_envelope, events.index[~lacks_envelope], events.bad), redecoded)
         decoded = self._decode_changes(present_values, self._with_documents(present_values, events)).at(present)
         without_value = len(values) - len(present)
         dropped = {**decoded.dropped, **({"tombstone": without_value} if without_value else {})}
@@ -196,7 +196,7 @@ class ChangeEvents(ByValue):
                 table = _replace_column(table, BEFORE + name, pc.if_else(is_deletion, value, nothing))
         complete = Decoded(rows.filter(pa.array(~lacks)), events.index[~lacks], events.bad)
         return with_bad(
-            merged(complete, Decoded(table, documents.index, documents.bad).at(events.index[positions])), unread
+            merge_decoded(complete, Decoded(table, documents.index, documents.bad).at(events.index[positions])), unread
         )
 
     def _decode_changes(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
@@ -394,7 +394,7 @@ def counted_times(field: pa.Field, text: pl.Series, factors: IntArray) -> tuple[
     if not named.any():
         return convert(field.name, text, field.type)
     times = in_years(numbers // pl.Series(np.maximum(factors, 1)))
-    own, faults = checked(field.name, _keep_where(named, text), _keep_where(named, times), field.type)
+    own, faults = checked_column(field.name, _keep_where(named, text), _keep_where(named, times), field.type)
     from_text, more = convert(field.name, _keep_where(~named, text), field.type)
     return pc.coalesce(own, from_text), [*faults, *more]
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from joinery_runtime.formats.compiled import kernels
 from joinery_runtime.formats.json.fallback import JsonFallbackDecoder, NestedJsonDecoder, is_nested
-from joinery_runtime.formats.json.texts import WantedValue, tree
-from joinery_runtime.formats.records import ByValue, Decoded, FormatDecoder, IntArray, merged
+from joinery_runtime.formats.json.texts import WantedValue, wanted_tree
+from joinery_runtime.formats.records import ByValue, Decoded, FormatDecoder, IntArray, merge_decoded
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.references import Path
 
@@ -65,7 +65,7 @@ class JsonDecoder(ByValue, FormatDecoder):
         decoded = Decoded(usual.rows, usual.accepted, [])
         if not len(usual.rejected):
             return decoded
-        return merged(decoded, self._judge.decode(values.take(pa.array(usual.rejected))).at(usual.rejected))
+        return merge_decoded(decoded, self._judge.decode(values.take(pa.array(usual.rejected))).at(usual.rejected))
 
 
 DECODER = JsonDecoder
@@ -163,7 +163,7 @@ def follows(paths: Sequence[Path]) -> bool:
         kinds = {type(step) for step in node.inner}
         return len(node.columns) + len(kinds) <= 1 and all(map(is_plain, node.inner.values()))
 
-    return is_plain(tree(paths))
+    return is_plain(wanted_tree(paths))
 
 
 def _name_tables(
@@ -175,7 +175,7 @@ def _name_tables(
     items: list[list[int]] = []
     arrays = [0]
     buckets = np.full(kernel.BUCKETS, _NO_NAME, np.int64)
-    waiting = [(0, tree(paths))]
+    waiting = [(0, wanted_tree(paths))]
     while waiting:
         at, node = waiting.pop()
         for step, inner in node.inner.items():

@@ -29,9 +29,9 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from joinery_runtime.core.pipeline.operators import WIDEST, plain_decimal
-from joinery_runtime.formats.convert import convert, fault, in_range, narrow
+from joinery_runtime.formats.convert import convert, fault, in_range, to_single_precision
 from joinery_runtime.formats.json.faults import Explainer
-from joinery_runtime.formats.json.texts import ESCAPED_NAME, texts, tree, with_own_texts
+from joinery_runtime.formats.json.texts import ESCAPED_NAME, texts, wanted_tree, with_own_texts
 from joinery_runtime.formats.records import (
     NULL_VALUE,
     BadRecord,
@@ -43,7 +43,7 @@ from joinery_runtime.formats.records import (
     all_bad,
     drop_rows,
     in_pieces,
-    joined,
+    join_lines,
     may_contain,
     set_aside,
     with_bad,
@@ -80,7 +80,7 @@ class JsonFallbackDecoder(ByValue):
         self._selection = _Selection(schema, {})
         self._decimals = [field for field in schema if pa.types.is_decimal(field.type)]
         columns = [field for field in schema if not pa.types.is_decimal(field.type)] or list(schema)
-        self._decimal_root = tree([(field.name,) for field in self._decimals])
+        self._decimal_root = wanted_tree([(field.name,) for field in self._decimals])
         self._wire = {field.name: _DIRECT.get(field.type, pl.String) for field in columns}
         times = [field.name for field in schema if pa.types.is_timestamp(field.type)]
         # Most producers send integer times, for which text would be a detour. If reading as integers fails, the batch
@@ -108,7 +108,7 @@ class JsonFallbackDecoder(ByValue):
         if not len(values):
             return Decoded(self._schema.empty_table(), index, [])
         try:
-            lines = joined(values)
+            lines = join_lines(values)
             frame, decimals = self._parse_lines(values, lines)
             nulls = {name: frame[name].null_count() for name in frame.columns}
             nulls |= {name: column.null_count for name, column in decimals.items()}
@@ -116,7 +116,7 @@ class JsonFallbackDecoder(ByValue):
             if twice is None:
                 return self._make_rows(values, frame, decimals, index)
             selected = pc.replace_with_mask(values, twice, self._selection.of(values.filter(twice)))
-            return self._make_rows(selected, *self._parse_lines(selected, joined(selected)), index)
+            return self._make_rows(selected, *self._parse_lines(selected, join_lines(selected)), index)
         except RejectedBatch:
             if len(values) > _PIECE:
                 return in_pieces(self._decode_indexed, values, index, _PIECE)
@@ -133,7 +133,7 @@ class JsonFallbackDecoder(ByValue):
         if not len(values):
             return Decoded(self._schema.empty_table(), index, [])
         try:
-            return self._make_rows(values, *self._parse_lines(values, joined(values)), index)
+            return self._make_rows(values, *self._parse_lines(values, join_lines(values)), index)
         except RejectedBatch as rejection:
             if len(values) == 1:
                 return Decoded(self._schema.empty_table(), index[:0], all_bad(index, str(rejection)))
@@ -173,7 +173,7 @@ class JsonFallbackDecoder(ByValue):
         if not pc.any(may_be_small).as_py():
             return lines
         plain = [self._plain_decimals(record) for record in values.filter(may_be_small).to_pylist()]
-        return joined(pc.replace_with_mask(values, may_be_small, pa.array(plain, pa.binary())))
+        return join_lines(pc.replace_with_mask(values, may_be_small, pa.array(plain, pa.binary())))
 
     def _plain_decimals(self, record: bytes) -> bytes:
         try:
@@ -204,7 +204,7 @@ class JsonFallbackDecoder(ByValue):
             if read.dtype == pl.String and not pa.types.is_string(field.type):
                 column, fault = convert(field.name, read, field.type)
             elif pa.types.is_float32(field.type):
-                column, fault = narrow(field.name, read)
+                column, fault = to_single_precision(field.name, read)
             elif pa.types.is_timestamp(field.type):
                 column, fault = in_range(field.name, read)
             else:
@@ -247,7 +247,7 @@ class _Selection:
     column; others are fields of the record."""
 
     def __init__(self, schema: pa.Schema, paths: Mapping[str, Path]) -> None:
-        self._root = tree([paths.get(name, (name,)) for name in schema.names])
+        self._root = wanted_tree([paths.get(name, (name,)) for name in schema.names])
         self._names = [json.dumps(name, ensure_ascii=False) for name in schema.names]
         self._types = schema.types
 

@@ -46,7 +46,7 @@ def with_own_texts(name: str, column: pl.Series, values: pa.BinaryArray) -> pl.S
     candidates = candidates.with_columns(
         text=pl.when(once).then(record.extract(rf"[{{,]\s*{written}\s*:\s*({_NUMBER})"))
     )
-    several, root = candidates.filter(pl.col("text").is_null()), tree([(name,)])
+    several, root = candidates.filter(pl.col("text").is_null()), wanted_tree([(name,)])
     parsed = several.with_columns(
         text=pl.Series([_own_text(text, root) for text in several["record"]], dtype=pl.String)
     )
@@ -78,7 +78,7 @@ class WantedValue:
             inner.forget(texts)
 
 
-def tree(paths: Sequence[Path]) -> WantedValue:
+def wanted_tree(paths: Sequence[Path]) -> WantedValue:
     """Make a tree, with the record as its root, of the paths of columns 0, 1, ..."""
     root = WantedValue()
     for column, path in enumerate(paths):
@@ -105,7 +105,7 @@ def texts(record: str, root: WantedValue) -> dict[int, str] | None:
 def is_number_in_json(record: bytes, path: Path) -> bool:
     """Whether the value at this path of a record is a number, and no text of one."""
     with suppress(UnicodeDecodeError):
-        text = _own_text(record.decode(), tree([path]))
+        text = _own_text(record.decode(), wanted_tree([path]))
         return text is not None and text[0] in "-0123456789"
     return False
 

@@ -388,7 +388,7 @@ def _field(at: int, last: int, scratch: int, tables: Tables, memory: Memory, col
 
 @inlined
 def _named(node: int, at: int, size: int, last: int, limit: int, tables: Tables) -> int:
-    """What this node, an object, has under the name at this address (`size` bytes with the closing quote)."""
+    """Return what this node, an object, has under the name at this address (`size` bytes with the closing quote)."""
     entry = tables.buckets[((load8(at) + 31 * load8(at + size - 2) + 7 * size) & (BUCKETS - 1))]
     while entry != _UNKNOWN:
         if (
@@ -412,7 +412,7 @@ def _item(node: int, position: int, items: Words) -> int:
 
 @inlined
 def _read_name(at: int, last: int, field: int, node: int, tables: Tables, memory: Memory) -> tuple[int, int]:
-    """Reads the name at this address and the colon behind it, of a record's `field`th name. Returns the address of the
+    """Read the name at this address and the colon behind it, of a record's `field`th name. Returns the address of the
     value, or GIVEN_UP, and what this node, an object, has under the name."""
     if load8(at) != QUOTE:
         return GIVEN_UP, _UNKNOWN
@@ -443,7 +443,7 @@ def _read_name(at: int, last: int, field: int, node: int, tables: Tables, memory
 
 @inlined
 def _begin_object(at: int, end: int) -> tuple[int, int]:
-    """Returns the address of the first name of a record, or GIVEN_UP if it is no object, and that of its last brace."""
+    """Return the address of the first name of a record, or GIVEN_UP if it is no object, and that of its last brace."""
     last = end - 1
     while last > at and is_space(load8(last)):
         last -= 1
@@ -460,7 +460,7 @@ def _begin_object(at: int, end: int) -> tuple[int, int]:
 def _end_nodes(
     at: int, last: int, node: int, position: int, depth: int, arrays: Words, around: Words
 ) -> tuple[int, int, int, int]:
-    """Passes what ends behind a value: objects, arrays and, at the depth of -1, the record. Returns the address of the
+    """Pass what ends behind a value: objects, arrays and, at the depth of -1, the record. Returns the address of the
     comma or of the record's end, or GIVEN_UP, and the node, the position and the depth there."""
     while load8(at) != COMMA:
         if load8(at) != (CLOSE_ARRAY if arrays[node] else CLOSE):
@@ -480,7 +480,7 @@ def _end_nodes(
 def _record(
     at: int, end: int, scratch: int, tables: Tables, memory: Memory, rows: KernelRows, record: int, row: int
 ) -> int:
-    """Decodes the record with this number into a row. Returns the end of the used scratch memory, or GIVEN_UP."""
+    """Decode the record with this number into a row. Returns the end of the used scratch memory, or GIVEN_UP."""
     arrays, around, seen = tables.arrays, memory.around, memory.seen
     columns, seen_columns, field = len(tables.kinds), 0, 0
     node, position, depth = _ROOT, 0, 0

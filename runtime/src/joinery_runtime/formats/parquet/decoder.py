@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from joinery_runtime.formats.batch import RawBatch
-from joinery_runtime.formats.convert import checked, convert, in_range, in_years, narrow
+from joinery_runtime.formats.convert import checked_column, convert, in_range, in_years, to_single_precision
 from joinery_runtime.formats.records import (
     Decoded,
     Fault,
@@ -134,7 +134,7 @@ def read_as(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Arra
         per_day = 1 if kinds.is_date32(file_type) else _MS_OF_A_DAY
         physical = pl.Series(values.cast(pa.int32() if per_day == 1 else pa.int64())).cast(pl.Int64)
         days = in_years(physical // per_day * _MS_OF_A_DAY) // _MS_OF_A_DAY
-        return checked(column, physical.cast(pl.String), days.cast(pl.Int32), target)
+        return checked_column(column, physical.cast(pl.String), days.cast(pl.Int32), target)
     if kinds.is_string(target):
         return _convert_texts(column, values)
     if file_type == target:
@@ -144,9 +144,9 @@ def read_as(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Arra
     series = pl.Series(values)
     if kinds.is_integer(target):
         integers = series.cast(pl.Int32 if target == pa.int32() else pl.Int64, strict=False)
-        return checked(column, series.cast(pl.String), integers, target)
+        return checked_column(column, series.cast(pl.String), integers, target)
     if target == pa.float32():
-        return narrow(column, series.cast(pl.Float64))
+        return to_single_precision(column, series.cast(pl.Float64))
     return values.cast(target, safe=False), []
 
 
@@ -159,7 +159,7 @@ def _convert_times(column: str, values: pa.Array, target: pa.DataType) -> tuple[
         values = values.cast(pa.timestamp("ms", values.type.tz))
     physical = pl.Series(values.cast(pa.int64()))
     times = physical // _PER_MS.get(values.type.unit, 1)
-    return checked(column, physical.cast(pl.String), in_years(times), target)
+    return checked_column(column, physical.cast(pl.String), in_years(times), target)
 
 
 def _convert_texts(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:

@@ -18,10 +18,10 @@ from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 
 from joinery_runtime.errors import SourceError
-from joinery_runtime.formats.records import FRAME, varint
+from joinery_runtime.formats.records import FRAME, read_varint
 from joinery_runtime.formats.registry.protobuf_schemas import InvalidSchema, compile_schema
 from joinery_runtime.formats.registry.schemas import Schemas, UnknownSchema, schema_number
-from joinery_runtime.formats.row_decoder import RejectedRecord, RowDecoder, inside
+from joinery_runtime.formats.row_decoder import RejectedRecord, RowDecoder, value_at
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.references import Path
 
@@ -111,7 +111,7 @@ def _value_at(message: Any, path: Path) -> Any:
         return _message_value(message)
     descriptor, step = message.DESCRIPTOR, path[0]
     if descriptor.full_name in _JSON:
-        return inside(_message_value(message), path)
+        return value_at(_message_value(message), path)
     field = descriptor.fields_by_name.get(step) if isinstance(step, str) else None
     if field is None or (field.has_presence and not message.HasField(step)):
         return None
@@ -125,7 +125,7 @@ def _value_at(message: Any, path: Path) -> Any:
         if not rest:
             return _element_value(field, value)
     if _is_map(field):
-        return inside(_plain_value(field, value), rest)
+        return value_at(_plain_value(field, value), rest)
     return None if field.message_type is None else _value_at(value, rest)
 
 
@@ -199,7 +199,7 @@ def message_indexes(record: bytes, start: int) -> tuple[list[int], int]:
 
 def _read_zigzag(record: bytes, at: int) -> tuple[int, int]:
     try:
-        number, end = varint(record, at)
+        number, end = read_varint(record, at)
     except ValueError:
         raise ValueError("it has no positions of a message after the schema's number") from None
     return number >> 1 ^ -(number & 1), end

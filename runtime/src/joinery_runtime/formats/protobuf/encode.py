@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.formats.registry.client import SchemaRejected
-from joinery_runtime.formats.registry.output import SchemaOutput, framed
+from joinery_runtime.formats.registry.output import SchemaOutput, schema_frame
 from joinery_runtime.formats.registry.protobuf_schemas import InvalidSchema, compile_schema, imports_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ProtobufRows:
 
     def encode(self, rows: pa.Table | pa.RecordBatch) -> list[bytes]:
         """One framed record per row."""
-        message, frame = _message_class(self.schema, self.imports), framed(self.number) + _FIRST_MESSAGE
+        message, frame = _message_class(self.schema, self.imports), schema_frame(self.number) + _FIRST_MESSAGE
         names = rows.schema.names
         columns: list[list[Any]] = []  # with the values as a message takes them; None for an unset field
         for column in rows.columns:

@@ -22,7 +22,7 @@ from typing import Any
 from fastavro.read import LOGICAL_READERS
 
 from joinery_runtime.formats.connect_types import decimal_of, named_schemas
-from joinery_runtime.formats.records import varint
+from joinery_runtime.formats.records import read_varint
 
 DEEPEST = 100
 """How deep records, arrays and maps may be nested."""
@@ -66,7 +66,7 @@ def check(record: bytes, start: int, schema: Any) -> None:
         named = named_schemas(schema)
         judge = _Judge(named)
         try:
-            surplus = judge.surplus(schema, ())
+            surplus = judge.surplus_of(schema, ())
             # Whether a record of this schema may be nested without end, or have many more values than bytes.
             is_risky = judge.risky or surplus > _VALUES
         except KeyError:  # a name that the schema does not define is left to the library, which says so
@@ -83,15 +83,15 @@ class _Judge:
         self._named, self._surplus = named, dict[str, float]()
         self.risky = False  # whether an array or a map may have a surplus with each item, or there is a cycle
 
-    def surplus(self, node: Any, inside: tuple[str, ...]) -> float:
+    def surplus_of(self, node: Any, inside: tuple[str, ...]) -> float:
         """Return the most values that a value is made of, less the values that its bytes allow. It is a part of the
         records that are named `inside`. Raises KeyError if a name is not defined."""
         if isinstance(node, list):
-            branches = [self.surplus(branch, inside) for branch in node]
+            branches = [self.surplus_of(branch, inside) for branch in node]
             return 1 - _VALUES_PER_BYTE + max(branches, default=0)
         kind = node["type"] if isinstance(node, dict) else node
         if isinstance(kind, dict | list):
-            return self.surplus(kind, inside)
+            return self.surplus_of(kind, inside)
         if kind in ("enum", "fixed"):
             width = int(node["size"]) if kind == "fixed" else _WIDTHS[kind]
             self._surplus[node["name"]] = 1 - _VALUES_PER_BYTE * width
@@ -99,21 +99,21 @@ class _Judge:
         if kind in _WIDTHS:
             return 1 - _VALUES_PER_BYTE * _WIDTHS[kind]
         if kind in ("array", "map"):
-            item = self.surplus(node["items" if kind == "array" else "values"], inside)
+            item = self.surplus_of(node["items" if kind == "array" else "values"], inside)
             self.risky |= item > _VALUES_PER_BYTE * (kind == "map")  # a key has a byte or more
             return 1 - _VALUES_PER_BYTE  # of one without items; none that is not risky adds to it
         if kind in ("record", "error"):
             name = node.get("name", "")
             if name in inside:
                 return self._check_endless()
-            fields = [self.surplus(field["type"], (*inside, name)) for field in node["fields"]]
+            fields = [self.surplus_of(field["type"], (*inside, name)) for field in node["fields"]]
             self._surplus[name] = 1 + sum(fields)
             return self._surplus[name]
         if kind in self._surplus:
             return self._surplus[kind]
         if kind in inside or len(inside) > DEEPEST:
             return self._check_endless()
-        return self.surplus(self._named[kind], inside)
+        return self.surplus_of(self._named[kind], inside)
 
     def _check_endless(self) -> float:
         self.risky = True
@@ -175,7 +175,7 @@ class _Walk:
 
     def _read_number(self) -> int:
         try:
-            number, self._at = varint(self._record, self._at)
+            number, self._at = read_varint(self._record, self._at)
         except ValueError as error:
             raise OutOfBounds(str(error)) from error
         return number >> 1 ^ -(number & 1)

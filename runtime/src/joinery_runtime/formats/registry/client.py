@@ -116,7 +116,7 @@ class Registry:
             todo=f"Check {self.setting}.url, with its path: what is there knows no schemas",
         )
 
-    def slow(self, request: str) -> Unavailable:
+    def slow_error(self, request: str) -> Unavailable:
         """Return the error for a registry whose answers take too long in all."""
         return self._silence_error(f"{self.url} was asked for {request}")
 

@@ -46,7 +46,7 @@ class SchemaOutput(ABC):
     url: str
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def registered(self) -> EncodedRows:
+    def register_once(self) -> EncodedRows:
         """Register the schema, or find it registered, once per process. Raises SinkError for rows that the format
         cannot describe and for a schema that the registry rejects, and OutputUnavailable if it does not answer."""
         key = (type(self), self.topic, self.url, self.rows)
@@ -92,12 +92,12 @@ class SchemaOutput(ABC):
 
     def defaults(self) -> Mapping[str, Any]:
         """By column, what a null is read as, if some schema of the subject has no null for the column. Raises SinkError
-        and OutputUnavailable as `registered` does."""
+        and OutputUnavailable as `register_once` does."""
         return {}
 
     def lines(self, records: Sequence[bytes], defaults: Mapping[str, Any] = MappingProxyType({})) -> list[bytes]:
         """Decode framed records into lines of JSON with the rows' columns, with `defaults` for nulls. A record that is
-        not such a row stays unchanged. Raises SinkError and OutputUnavailable as `registered` does."""
+        not such a row stays unchanged. Raises SinkError and OutputUnavailable as `register_once` does."""
         rows: list[dict[str, Any]] = []
         other: dict[int, bytes] = {}
         for index, record in enumerate(records):
@@ -162,6 +162,6 @@ def without_nulls(rows: pa.Table, defaults: Mapping[str, Any]) -> pa.Table:
     return rows
 
 
-def framed(number: int) -> bytes:
+def schema_frame(number: int) -> bytes:
     """Return the bytes with which a record of this schema begins."""
     return b"\0" + number.to_bytes(4)

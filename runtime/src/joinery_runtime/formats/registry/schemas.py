@@ -151,7 +151,7 @@ class Schemas:
             version = (reference.subject, reference.version)
             if version not in self._versions:
                 if self._now() - self._began > _MOST_SECONDS:
-                    raise self._registry.slow(f"the schemas that one schema refers to, for {_MOST_SECONDS} s")
+                    raise self._registry.slow_error(f"the schemas that one schema refers to, for {_MOST_SECONDS} s")
                 ask = functools.partial(self._client.get_version, *version)
                 if len(self._versions) >= _MOST_KEPT:
                     self._versions.clear()

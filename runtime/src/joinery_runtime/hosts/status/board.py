@@ -121,7 +121,7 @@ class Board:
             listener.committed(epoch)
 
         def retrying(error: JoineryError, pause: float) -> None:
-            self.trouble(error)
+            self.note_trouble(error)
             listener.retrying(error, pause)
 
         def polled(driver: Driver) -> None:
@@ -146,7 +146,7 @@ class Board:
         on."""
 
         def waiting(outage: Outage) -> None:
-            self.trouble(outage.error)
+            self.note_trouble(outage.error)
             self._change_snapshot(outage=outage)
             listener.waiting(outage)
 
@@ -156,25 +156,25 @@ class Board:
 
         return replace(listener, waiting=waiting, recovered=recovered)
 
-    def trouble(self, error: JoineryError) -> None:
+    def note_trouble(self, error: JoineryError) -> None:
         """Note a problem that the job waits out."""
         self.liveness.beat()
         with self._lock:
             self._snapshot = replace(self._snapshot, error=str(error), troubles=self._snapshot.troubles + 1)
 
-    def spark(self, executors: int | None) -> None:
+    def note_executors(self, executors: int | None) -> None:
         """Note how many executors run; None: tasks run in the driver itself."""
         self._change_snapshot(executors=executors)
 
-    def tasks(self, done: int) -> None:
+    def note_tasks(self, done: int) -> None:
         """Note how many tasks of the running epoch have ended."""
         self._change_snapshot(tasks=self._committed_tasks + done)
 
-    def workers(self, *, ran: bool) -> None:
+    def note_workers(self, *, ran: bool) -> None:
         """Note whether an executor has run a task of this driver."""
         self._change_snapshot(workers_ran=ran)
 
-    def starved(self, outage: Outage | None) -> None:
+    def note_starvation(self, outage: Outage | None) -> None:
         """Note since when no executor runs; None: one does."""
         self._change_snapshot(starved=outage)
 

@@ -12,7 +12,7 @@ from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.loop import Outage, Scaling
 from joinery_runtime.engine.report import PartTotals, Totals
 from joinery_runtime.hosts.status.board import Board
-from joinery_runtime.hosts.status.history import HistoryDocument, InputSource, slowest
+from joinery_runtime.hosts.status.history import HistoryDocument, InputSource, slowest_partitions
 from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms, watermark_of
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, SavepointStatus, ScalingStatus
 from joinery_runtime.job.crd.driver import HotKeyWarning, Paused, SideStatus, Waiting
@@ -79,7 +79,7 @@ def history_document(board: Board, since: int) -> HistoryDocument:
         now=round(now * 1000),
         samples=board.history.samples(since),
         epochs=board.history.epochs(since),
-        partitions=tuple(slowest(snapshot, now)),
+        partitions=tuple(slowest_partitions(snapshot, now)),
         dropped={name: {**totals.dropped.get(name, {}), **_dead_letters(totals, name)} for name in names},
         scalings=tuple(_scaling_status(scaling, at) for scaling, at in board.history.scalings()),
     )

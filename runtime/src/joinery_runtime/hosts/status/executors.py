@@ -17,7 +17,7 @@ from pyspark import SparkContext
 from joinery_runtime.engine.loop import Outage
 from joinery_runtime.errors import EnvironmentProblem, Unavailable
 from joinery_runtime.hosts.background_call import BackgroundCall
-from joinery_runtime.hosts.spark import cause
+from joinery_runtime.hosts.spark import failure_cause
 from joinery_runtime.hosts.spark_internals import count_executors, record_log_errors
 from joinery_runtime.hosts.spark_security import is_local
 from joinery_runtime.hosts.status.board import Board
@@ -102,23 +102,23 @@ class SparkWatch:
         self._take_pod_errors = record_log_errors(context, _POD_LOGGER) if is_kubernetes else lambda: ""
         self._rejection = ""
         if not is_local(context.master):
-            board.spark(0)
-            board.workers(ran=False)
+            board.note_executors(0)
+            board.note_workers(ran=False)
 
     def begin_trial(self, task: Callable[[], None] | None) -> None:
         """Begin with a new host of epochs, none of whose workers has run yet. While no epoch runs, `task` has an
         executor build one. None: the host's epochs say nothing about the job's present definition."""
         self._task, self._trial = task, None
         if not is_local(self._context.master):
-            self._board.workers(ran=False)
+            self._board.note_workers(ran=False)
 
     def poll(self, now: float) -> None:
         """Look once. Raises Py4JError or ConnectionError when the Java process is gone."""
         sample = replace(sample_executors(self._context), scales_to_zero=self._scales_to_zero)
         if sample != self._last:
             self._last = sample
-            self._board.spark(sample.executors)
-            self._board.tasks(sample.done)
+            self._board.note_executors(sample.executors)
+            self._board.note_tasks(sample.done)
         waited = self._starvation.seconds(sample, now)
         # If Spark scales to zero, every epoch after a pause begins without an executor.
         starved = sample.starved and (not sample.scales_to_zero or waited >= self._starvation.patience_s)
@@ -132,12 +132,12 @@ class SparkWatch:
         if facts != self._facts:
             self._facts = facts
             error = NoExecutors("No executor runs", facts=missing_facts, todo=_TODO)
-            self._board.starved(Outage(error, self._board.wall() - waited, POLL_EVERY_S) if starved else None)
+            self._board.note_starvation(Outage(error, self._board.wall() - waited, POLL_EVERY_S) if starved else None)
         runs_epoch = len(sample.jobs) > (self._trial is not None)  # one job may be the trial
         self._try_task(sample)
         warning = self._starvation.warning(sample, now, missing_facts)
         if warning is not None:
-            self._board.trouble(warning)
+            self._board.note_trouble(warning)
             self._say(str(warning))
         if self._stop.is_set() and runs_epoch and waited >= STOP_PATIENCE_S:
             self.gave_up = True
@@ -152,14 +152,14 @@ class SparkWatch:
                 trial.result()
             except Exception as error:
                 is_connection_error = isinstance(error, (Py4JError, ConnectionError))
-                self._board.trouble(
+                self._board.note_trouble(
                     EnvironmentProblem(
                         "An executor cannot run a task",
-                        facts=cause(error) if is_connection_error else f"{type(error).__name__}: {error}",
+                        facts=failure_cause(error) if is_connection_error else f"{type(error).__name__}: {error}",
                     )
                 )
             else:
-                self._board.workers(ran=True)
+                self._board.note_workers(ran=True)
             self._trial = trial = None
         snapshot = self._board.snapshot
         idle = not (sample.jobs or snapshot.own or self._stop.is_set())

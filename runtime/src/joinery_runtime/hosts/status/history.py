@@ -96,7 +96,7 @@ class MetricSamples:
         self._scalings: deque[tuple[Scaling, float]] = deque(maxlen=SCALINGS)
 
     def watch(self, running: float, wall: float, snapshot: JobSnapshot) -> None:
-        """Takes a sample when one is due. Takes none before the job's totals are known, or rates would jump."""
+        """Take a sample when one is due. Takes none before the job's totals are known, or rates would jump."""
         totals = snapshot.totals
         if totals is None or (self._recent and running - self._recent[-1][0] < SAMPLE_EVERY_S):
             return
@@ -151,7 +151,7 @@ class MetricSamples:
             return tuple(self._scalings)
 
 
-def slowest(snapshot: JobSnapshot, wall: float) -> Iterator[PartitionSample]:
+def slowest_partitions(snapshot: JobSnapshot, wall: float) -> Iterator[PartitionSample]:
     """Yield the partitions with the lowest event times of each input that has not ended; those without a row come
     first."""
     for name, state in snapshot.inputs.items():

@@ -23,7 +23,7 @@ from joinery_runtime.job.model.owner import check_candidate
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import ReadOnlyStore
 from joinery_runtime.state.store import JobRecord, StateReader
-from joinery_runtime.state.upgrade import Rehearsal, outdated_segments, rehearse
+from joinery_runtime.state.upgrade import Rehearsal, outdated_segments, rehearse_migration
 
 _LISTS = ("refused", "warnings")
 # If the texts together are too long: how many of each list stay, and how many characters of each. JSON takes at most
@@ -98,7 +98,7 @@ def _compare_with_state(job: Job, store: StateReader, record: JobRecord, target:
     except IncompatibleState as error:
         refused.append(str(error))
     try:
-        rehearsal = rehearse(store, record, migrations.MIGRATIONS, target)
+        rehearsal = rehearse_migration(store, record, migrations.MIGRATIONS, target)
     except IncompatibleState as error:
         refused.append(str(error))
         return _state_check(record, target, refused, warnings)

@@ -28,7 +28,7 @@ from joinery_runtime.state.savepoints import (
     unfinished_rollout,
 )
 from joinery_runtime.state.store import JobRecord, Migration, StateReader, StateStore, StoredSavepoint
-from joinery_runtime.state.upgrade import Rehearsal, check_versions, outdated_segments, rehearse
+from joinery_runtime.state.upgrade import Rehearsal, check_versions, outdated_segments, rehearse_migration
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Migrated:
 
 
 def dry_run(job: Job, store: StateReader) -> Rehearsal:
-    return rehearse(store, record_of(job, store), migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION)
+    return rehearse_migration(store, record_of(job, store), migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION)
 
 
 def rehearsal_lines(name: str, done: Rehearsal) -> Iterator[str]:
