@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from budget import examples
 from joinery_runtime.connectors import inputs as factory
-from joinery_runtime.connectors.history import of_files
+from joinery_runtime.connectors.history import is_file_of_history
 from joinery_runtime.connectors.inputs import decoder_for, planner_for, reader_for
 from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets, UnsharedSource
 from joinery_runtime.core.pipeline.prepare import Prepared
@@ -54,7 +54,7 @@ class Topic(UnsharedSource):
     starts: dict[PartitionRef, int] = field(default_factory=dict)
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
-        assert not any(map(of_files, stored.offsets)), "a topic knows nothing of files"
+        assert not any(map(is_file_of_history, stored.offsets)), "a topic knows nothing of files"
         bounds = []
         for number, records in enumerate(self.partitions):
             ref = PartitionRef("in", "live", number)
@@ -436,7 +436,7 @@ def test_each_row_comes_once_wherever_epochs_end_and_drivers_die(data, files, to
                     break
                 continue
             reads_topic = "live" in parts(plan)
-            assert not (reads_topic and any(map(of_files, plan.partitions)))
+            assert not (reads_topic and any(map(is_file_of_history, plan.partitions)))
             assert ended <= reads_topic or not plan.ranges, "no file is read after the seam"
             ended |= reads_topic
             if data.draw(st.booleans()):

@@ -129,8 +129,8 @@ class Settings:
     @property
     def owner_selector(self) -> str:
         """Selects the jobs and savepoints that this operator works on."""
-        of_class = f"{CLASS_LABEL}={self.job_class}" if self.job_class else f"!{CLASS_LABEL}"
-        return f"{of_class},{self.job_selector}" if self.job_selector else of_class
+        class_selector = f"{CLASS_LABEL}={self.job_class}" if self.job_class else f"!{CLASS_LABEL}"
+        return f"{class_selector},{self.job_selector}" if self.job_selector else class_selector
 
     def selects(self, resource: Mapping[str, Any]) -> bool:
         """Whether this operator works on a job or savepoint."""

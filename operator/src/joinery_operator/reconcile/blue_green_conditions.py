@@ -253,9 +253,9 @@ def _shared_aspects(ctx: BlueGreenContext, state: BlueGreenState) -> Iterator[As
             continue
         owners = other.get("ownerReferences") or ()
         blue_green = next((owner["name"] for owner in owners if owner.get("kind") == "BlueGreenJob"), None)
-        of_another = "" if blue_green is None else f", a job of BlueGreenJob {blue_green},"
+        owner_text = "" if blue_green is None else f", a job of BlueGreenJob {blue_green},"
         texts.append(
-            f"{shared.other['kind']} {other['namespace']}/{other['name']}{of_another} writes to {shared.place_text} as "
+            f"{shared.other['kind']} {other['namespace']}/{other['name']}{owner_text} writes to {shared.place_text} as "
             f"well as job {shared.job}: readers get the rows of both"
         )
     if texts:

@@ -240,8 +240,8 @@ class _Execution:
         revision_fields = {"revision": new.revision, "image": new.image, "proved": proved, "history": history}
         # This rollout may have committed unseen before a suspension. If the resource asks for something else by now,
         # that is checked before anything runs.
-        of_another = new is self.status.rollout and classify_desired(self.ctx, self.status) is not Desired.ROLLOUT
-        return self._update(**revision_fields, refused=None, rollout=None, held=self.status.held and of_another)
+        asks_for_another = new is self.status.rollout and classify_desired(self.ctx, self.status) is not Desired.ROLLOUT
+        return self._update(**revision_fields, refused=None, rollout=None, held=self.status.held and asks_for_another)
 
     def _update(self, **update: object) -> Status:
         return self.status.model_copy(update=update)

@@ -31,7 +31,7 @@ READ = "history:read"
 """The name stored, like a topic with an id, once the history has been read. A topic's name cannot have a colon."""
 
 
-def of_files(ref: PartitionRef) -> bool:
+def is_file_of_history(ref: PartitionRef) -> bool:
     """Whether the partition is a file of the history. Its path is absolute, and a topic's name cannot have a slash."""
     return "/" in ref.topic
 
@@ -51,12 +51,14 @@ class HistoryPlanner:
         self._name, self._until, self._files, self._topics = name, until, files, topics
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
-        files = {ref: at for ref, at in stored.offsets.items() if of_files(ref)}
-        of_topics = replace(stored, offsets={ref: at for ref, at in stored.offsets.items() if not of_files(ref)})
+        files = {ref: at for ref, at in stored.offsets.items() if is_file_of_history(ref)}
+        stored_topics = replace(
+            stored, offsets={ref: at for ref, at in stored.offsets.items() if not is_file_of_history(ref)}
+        )
         if READ in stored.topic_ids:
-            return self._topics.bounds(of_topics)
+            return self._topics.bounds(stored_topics)
         # Asked now, so that a topic that cannot be read is found before all files have been read.
-        topics = self._topics.bounds(of_topics)
+        topics = self._topics.bounds(stored_topics)
         # Files that were read to their ends have nothing more to give, and hold back no watermark. None is final,
         # because no file is the end of the input.
         bounds = self._files.bounds(replace(stored, offsets=files))
@@ -87,21 +89,23 @@ class HistoryPlanner:
         return self._planner_of(planned.partition).records(planned, record_bytes)
 
     def reads_file(self, partition: PartitionRef) -> bool:
-        return of_files(partition)
+        return is_file_of_history(partition)
 
     def find_replaced_partitions(
         self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
     ) -> set[PartitionRef]:
-        return self._topics.find_replaced_partitions([ref for ref in partitions if not of_files(ref)], topic_ids)
+        return self._topics.find_replaced_partitions(
+            [ref for ref in partitions if not is_file_of_history(ref)], topic_ids
+        )
 
     def pin(self, partitions: Collection[PartitionRef]) -> bool:
-        return self._topics.pin([ref for ref in partitions if not of_files(ref)])
+        return self._topics.pin([ref for ref in partitions if not is_file_of_history(ref)])
 
     def is_pinned(self) -> bool:
         return self._topics.is_pinned()
 
     def unpin(self, committed: Mapping[PartitionRef, int]) -> None:
-        self._topics.unpin({ref: at for ref, at in committed.items() if not of_files(ref)})
+        self._topics.unpin({ref: at for ref, at in committed.items() if not is_file_of_history(ref)})
 
     def rejoin(self) -> None:
         self._topics.rejoin()
@@ -117,7 +121,7 @@ class HistoryPlanner:
         self._topics.close()
 
     def _planner_of(self, ref: PartitionRef) -> ListedFiles | TopicPlanner:
-        return self._files if of_files(ref) else self._topics
+        return self._files if is_file_of_history(ref) else self._topics
 
 
 class HistoryReader:
@@ -128,7 +132,7 @@ class HistoryReader:
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
         for part, reader in ((True, self.files), (False, self.topics)):
-            ranges = [planned_range for planned_range in planned if of_files(planned_range.partition) is part]
+            ranges = [planned_range for planned_range in planned if is_file_of_history(planned_range.partition) is part]
             if ranges:
                 yield from reader.read(*ranges)
 
@@ -158,13 +162,13 @@ class HistoryDecoder:
 
     def with_skipped(self, raw: RawBatch) -> Decoded:
         """Also the rows that the other part has."""
-        part = of_files(raw.partition)
+        part = is_file_of_history(raw.partition)
         if part not in self._decoders:
             self._decoders[part] = self._makers[part]()
         return self._decoders[part].decode_batch(raw)
 
     def without_skipped(self, raw: RawBatch, decoded: Decoded) -> Decoded:
-        part = of_files(raw.partition)
+        part = is_file_of_history(raw.partition)
         # A file's records take the input no further than the history's end, because the topics' rows begin there.
         if part and decoded.left_out is not None:
             capped = np.minimum(decoded.left_out.times, self._until - 1)

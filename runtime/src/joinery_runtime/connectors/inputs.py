@@ -250,10 +250,10 @@ def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema
     """Return a decoder of rows of `schema`, in which columns may not come from the value."""
     elsewhere = [column for column in model.columns if column.origin not in (None, "envelope")]
     if not elsewhere:
-        return _of_value(model, decoder, schema)
+        return _value_decoder(model, decoder, schema)
     names = {column.name for column in elsewhere}
-    of_value = pa.schema([field for field in schema if field.name not in names])
-    values = _of_value(model, decoder, of_value) if len(of_value) else None
+    value_schema = pa.schema([field for field in schema if field.name not in names])
+    values = _value_decoder(model, decoder, value_schema) if len(value_schema) else None
     return MetadataDecoder(schema, elsewhere, values, framed=_framed_keys(model))
 
 
@@ -265,7 +265,7 @@ def _framed_keys(model: Input) -> FramedKeys | None:
     return FramedKeys(model)
 
 
-def _of_value(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
+def _value_decoder(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
     """Return a decoder of rows of `schema` from the records' values."""
     value_decoder = decoder.of(schema, model)
     if model.schema_registry is not None and decoder in _FRAMED and isinstance(value_decoder, ByValue):

@@ -51,14 +51,17 @@ class UnionPlanner:
         bounds = []
         for name, planner in self._branches.items():
             own = StoredOffsets(
-                self._of_branch(name, stored.offsets),
-                self._of_branch(name, stored.stops),
-                self._ids_of_branch(name, stored.topic_ids),
+                self._branch_offsets(name, stored.offsets),
+                self._branch_offsets(name, stored.stops),
+                self._branch_topic_ids(name, stored.topic_ids),
             )
-            of_branch = planner.bounds(own)
-            ended = bool(of_branch) and all(bound.final and bound.start >= bound.end_exclusive for bound in of_branch)
+            branch_bounds = planner.bounds(own)
+            ended = bool(branch_bounds) and all(
+                bound.final and bound.start >= bound.end_exclusive for bound in branch_bounds
+            )
             bounds += [
-                replace(bound, partition=union_ref(self._name, bound.partition), released=ended) for bound in of_branch
+                replace(bound, partition=union_ref(self._name, bound.partition), released=ended)
+                for bound in branch_bounds
             ]
         return bounds
 
@@ -77,7 +80,7 @@ class UnionPlanner:
         self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
     ) -> set[PartitionRef]:
         replaced = [
-            planner.find_replaced_partitions(self._refs_of(name, partitions), self._ids_of_branch(name, topic_ids))
+            planner.find_replaced_partitions(self._refs_of(name, partitions), self._branch_topic_ids(name, topic_ids))
             for name, planner in self._branches.items()
         ]
         return {union_ref(self._name, ref) for refs in replaced for ref in refs}
@@ -90,7 +93,7 @@ class UnionPlanner:
 
     def unpin(self, committed: Mapping[PartitionRef, int]) -> None:
         for name, planner in self._branches.items():
-            planner.unpin(self._of_branch(name, committed))
+            planner.unpin(self._branch_offsets(name, committed))
 
     def rejoin(self) -> None:
         for planner in self._branches.values():
@@ -114,11 +117,11 @@ class UnionPlanner:
     def _refs_of(self, name: str, partitions: Iterable[PartitionRef]) -> list[PartitionRef]:
         return [own for own in map(branch_ref, partitions) if own.input == name]
 
-    def _of_branch(self, name: str, offsets: Mapping[PartitionRef, int]) -> dict[PartitionRef, int]:
+    def _branch_offsets(self, name: str, offsets: Mapping[PartitionRef, int]) -> dict[PartitionRef, int]:
         own = {branch_ref(ref): offset for ref, offset in offsets.items()}
         return {ref: offset for ref, offset in own.items() if ref.input == name}
 
-    def _ids_of_branch(self, name: str, topic_ids: Mapping[str, str]) -> dict[str, str]:
+    def _branch_topic_ids(self, name: str, topic_ids: Mapping[str, str]) -> dict[str, str]:
         before = branch_topic(name, "")
         return {topic.removeprefix(before): id_ for topic, id_ in topic_ids.items() if topic.startswith(before)}
 

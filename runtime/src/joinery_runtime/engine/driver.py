@@ -439,17 +439,17 @@ class Driver:
             return []
         new = list[str]()
         for name in {planned.partition.input for planned in plan.ranges}:
-            of_input = {name}
+            sources_read = {name}
             if self._pipeline.input(name).branches:
                 read = {ref.topic for ref in (planned.partition for planned in plan.ranges) if ref.input == name}
-                of_input = {self._pipeline.source(name, topic) for topic in read}
+                sources_read = {self._pipeline.source(name, topic) for topic in read}
             # An input may have thousands of partitions, of which the first most often ends this.
             for partition, highest in self.state.inputs[name].progress.highest.items():
                 if highest is not None:
-                    of_input.discard(self._pipeline.source(name, partition))
-                    if not of_input:
+                    sources_read.discard(self._pipeline.source(name, partition))
+                    if not sources_read:
                         break
-            new += of_input
+            new += sources_read
         return sorted(new)
 
     # --- commit -----------------------------------------------------------------------------------------------------

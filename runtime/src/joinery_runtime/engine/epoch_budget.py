@@ -44,14 +44,14 @@ Count = Callable[[Range, float], int]
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What an epoch may read from all inputs together: `records`, and `bytes` of undecoded records. What is
-    `per_process` grows with the processes that share an epoch's rows; then `of_process` is the budget of one, which no
-    partition exceeds: the rows of a key are mostly in one partition, and the key may become hot in any epoch."""
+    `per_process` grows with the processes that share an epoch's rows; then `process_budget` is the budget of one, which
+    no partition exceeds: the rows of a key are mostly in one partition, and the key may become hot in any epoch."""
 
     records: int
     bytes: int
     records_per_process: bool = False
     bytes_per_process: bool = False
-    of_process: Budget | None = None
+    process_budget: Budget | None = None
 
     def for_processes(self, processes: float) -> Budget:
         """Return the budget of an epoch whose rows fill as many processes."""
@@ -59,13 +59,13 @@ class Budget:
             self,
             records=int(self.records * processes) if self.records_per_process else self.records,
             bytes=int(self.bytes * processes) if self.bytes_per_process else self.bytes,
-            of_process=self if processes > 1 else None,
+            process_budget=self if processes > 1 else None,
         )
 
     @property
     def largest_part(self) -> Budget:
         """The most that an epoch may read of one partition."""
-        return self.of_process or self
+        return self.process_budget or self
 
     def allows(self, records: np.ndarray, sizes: np.ndarray) -> bool:
         """Whether an epoch may read as many records of each partition; `sizes` are their bytes."""
@@ -252,7 +252,7 @@ def allowed_bytes(ranges: Sequence[Range], sizes: RecordSizes, budget: Budget, c
 def is_small(ranges: Sequence[Range], sizes: RecordSizes, count: Count) -> bool:
     """Say whether reading these ranges costs so little that several processes may each read all of them."""
     expected = [_expected_size(planned, sizes, count) for planned in ranges]
-    records, size = sum(number for number, _ in expected), sum(of_range for _, of_range in expected)
+    records, size = sum(number for number, _ in expected), sum(range_bytes for _, range_bytes in expected)
     return records <= SMALL_RECORDS and size <= SMALL_BYTES
 
 

@@ -170,10 +170,10 @@ def refuse_seconds(reads: Iterable[ColumnsRead], columns: Mapping[str, str], *, 
     """Raise MisreadInput if all event times of a source (an input or a union's branch), of at least so many records,
     most likely count seconds. `reads` are those of the whole epoch. `columns` names the int64 column, which is
     milliseconds, of each source of which no time is known."""
-    for name, of_source in by_source(reads).items():
-        lowest, partition = min((read.lowest for read in of_source if read.lowest is not None), default=(0, None))
-        highest = max((read.highest for read in of_source if read.highest is not None), default=0)
-        records = sum(read.records for read in of_source)
+    for name, source_reads in by_source(reads).items():
+        lowest, partition = min((read.lowest for read in source_reads if read.lowest is not None), default=(0, None))
+        highest = max((read.highest for read in source_reads if read.highest is not None), default=0)
+        records = sum(read.records for read in source_reads)
         if name not in columns or partition is None or records < at_least or not _count_seconds(lowest, highest):
             continue
         column = columns[name]
@@ -209,9 +209,9 @@ class InputWarnings:
             source = read.partition.input if branch is None else branch.name
             by_source.setdefault(source, []).append(_with_message_names(branch, read))
         new = []
-        for name, of_source in by_source.items():
+        for name, source_reads in by_source.items():
             history = self._inputs.setdefault(name, _Input())
-            history.add(of_source)
+            history.add(source_reads)
             wrong = {(name, f"column {column}") for column in history.without_value}
             wrong |= {(name, "records")} if history.is_useless else set()
             wrong |= {(name, "event times")} if name in self._milliseconds and history.counts_seconds else set()

@@ -292,10 +292,10 @@ def _topic_numbers(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: In
     for name, state in inputs.items():
         stored = state.topic_numbers
         read = {ref.topic for ref in state.positions}
-        of_input = (bound for bound in bounds if bound.partition.input == name)
+        input_bounds = (bound for bound in bounds if bound.partition.input == name)
         topics = {planned.partition.topic for planned in ranges if planned.partition.input == name}
         numbers = {topic: number for topic, number in stored.by_topic.items() if topic in topics}
-        numbers |= stored.of_new(of_input, read, state.topic_ids)
+        numbers |= stored.of_new(input_bounds, read, state.topic_ids)
         if any(numbers.values()):
             by_input[name] = numbers
     return by_input

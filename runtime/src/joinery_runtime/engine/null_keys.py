@@ -111,18 +111,18 @@ def by_source(reads: Iterable[ColumnsRead]) -> dict[str, list[ColumnsRead]]:
 
 def _empty_in_all(columns: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
     """Return the columns that are null in all records; None if there are no records."""
-    of_rows = [empty for empty in columns if empty is not None]
-    return frozenset.intersection(*of_rows) if of_rows else None
+    empty_by_read = [empty for empty in columns if empty is not None]
+    return frozenset.intersection(*empty_by_read) if empty_by_read else None
 
 
 def refuse_null_keys(reads: Iterable[ColumnsRead], keys: Mapping[str, KeyParts], pipeline: Pipeline) -> None:
     """Raise MisreadInput if the key of a source is null in each of at least ENOUGH_RECORDS records. `reads` are those
     of the whole epoch, `keys` those of sources of which nothing is committed."""
-    for name, of_source in by_source(reads).items():
-        empty = _empty_in_all(read.empty for read in of_source)
-        part, records = missing_part(keys.get(name, ()), empty), sum(read.records for read in of_source)
+    for name, source_reads in by_source(reads).items():
+        empty = _empty_in_all(read.empty for read in source_reads)
+        part, records = missing_part(keys.get(name, ()), empty), sum(read.records for read in source_reads)
         if part is not None and records >= ENOUGH_RECORDS:
-            paths = min((read.paths for read in of_source if read.paths), default=())
+            paths = min((read.paths for read in source_reads if read.paths), default=())
             columns = sorted(pipeline.message_name(name, column) for column in part)
             example = f"; a record has {', '.join(paths)}" if paths else ""
             are = "columns {} are" if len(columns) > 1 else "column {} is"

@@ -196,8 +196,8 @@ def with_dead_letters(
     if large is None:
         return counted
     last = step.sides[-1].time
-    of_last = Counter(summary.dropped.get(last, {})) + Counter(failed=sum(large.counts.values()))
-    return replace(counted, dropped={**summary.dropped, last: of_last})
+    last_dropped = Counter(summary.dropped.get(last, {})) + Counter(failed=sum(large.counts.values()))
+    return replace(counted, dropped={**summary.dropped, last: last_dropped})
 
 
 def _visible_columns(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -149,9 +149,9 @@ class Worker:
                 yield work.plan.shards, ReadCounter(planned).report(lost=planned.end_exclusive - planned.start)
             else:
                 by_input.setdefault(planned.partition.input, []).append(planned)
-        for name, of_input in by_input.items():
+        for name, input_ranges in by_input.items():
             work.failpoint("reading")
-            yield from self._read_input(work, name, of_input, lane)
+            yield from self._read_input(work, name, input_ranges, lane)
 
     def _read_input(self, work: EpochWork, name: str, ranges: Sequence[Range], lane: int) -> Iterator[Sent]:
         """Read ranges of one input. Small ranges share blocks, so that hundreds of partitions make no more blocks than
@@ -176,8 +176,8 @@ class Worker:
                 if counter.bytes > work.allowed.get(ref, math.inf):
                     raise _too_large(work, counter)
                 if late is not None and not late.certain:
-                    may_be_late.extend(self._may_be_late(name, raw, rows, late, plan.shards))
-                may_be_late.extend(self._may_lack_values(name, raw, rows, plan.shards))
+                    may_be_late.extend(self._late_candidates(name, raw, rows, late, plan.shards))
+                may_be_late.extend(self._incomplete_candidates(name, raw, rows, plan.shards))
                 if rows.num_rows:
                     yield rows
 
@@ -213,8 +213,8 @@ class Worker:
         offsets = raw.offsets[decoded.index]
         batches = decoded.rows.combine_chunks().to_batches()
         rows = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=decoded.rows.schema)
-        of_all = raw.timestamps
-        timestamps = None if of_all is None else lambda at: of_all(decoded.index[at])
+        timestamps_at = raw.timestamps
+        timestamps = None if timestamps_at is None else lambda at: timestamps_at(decoded.index[at])
         records = DecodedRecords(rows, partition, offsets, decoded.deleted, timestamps, decoded.unavailable)
         prepared = prepare(self._pipeline.intake(name), records, checks, self._parts.hasher)
         unusable = [BadRecord(int(decoded.index[row]), reason) for row, reason in prepared.bad.items()]
@@ -223,14 +223,14 @@ class Worker:
         if decoded.left_out is not None:
             times, index = decoded.left_out.times, decoded.left_out.index
             if checks.future is not None:  # what is too far ahead moves no watermark (T11)
-                of_left_out = None if of_all is None else lambda at: of_all(index[at])
-                times = np.delete(times, list(checks.future.find(times, of_left_out)))
+                left_out_timestamps = None if timestamps_at is None else lambda at: timestamps_at(index[at])
+                times = np.delete(times, list(checks.future.find(times, left_out_timestamps)))
             if len(times):
                 reached = int(times.min()), int(times.max())
         counter.add(raw, decoded, prepared, DeadLetters.of(raw, bad) if bad else None, reached)
         return prepared.rows
 
-    def _may_be_late(
+    def _late_candidates(
         self, name: str, raw: RawBatch, rows: pa.RecordBatch, late: LateRows, shards: int
     ) -> Iterator[Sent]:
         spec, event_time = self._pipeline.input(name), self._pipeline.intake(name).event_time
@@ -238,7 +238,7 @@ class Worker:
         for shard, cut in cut_by_shard(below, shards):
             yield shard, LateCandidates.of(spec, event_time, raw, cut, late)
 
-    def _may_lack_values(self, name: str, raw: RawBatch, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
+    def _incomplete_candidates(self, name: str, raw: RawBatch, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
         """Yield the records of a table that lack values, which an earlier version of their key may have."""
         if UNAVAILABLE not in rows.schema.names or rows.column(UNAVAILABLE).null_count == rows.num_rows:
             return
@@ -292,11 +292,11 @@ class Worker:
         rows = ReplayableBatches(make)
         written, handed = None, 0
         if hands_on:
-            handed = yield from self._hand_on(number + 1, rows, shard, work)
+            handed = yield from self._hand_to_next_step(number + 1, rows, shard, work)
         elif rows.any():
             written = output_limit.write(self._parts.output, self._attempt_of(work, attempt_id), rows)
         ended = rows.result()
-        self._note_put_off((number, shard), ended)
+        self._note_pending_merges((number, shard), ended)
         hottest = self._count_hot_keys(work, step, shard, task)
         if ended is None:
             yield work.plan.shards, ShardSummary(number, shard, hottest=hottest)
@@ -342,7 +342,7 @@ class Worker:
                 self._compaction_pending.clear()
             self._evicted_in = (work.generation, work.plan.epoch)
 
-    def _note_put_off(self, key: tuple[int, int], ended: _StagedOutcome | None) -> None:
+    def _note_pending_merges(self, key: tuple[int, int], ended: _StagedOutcome | None) -> None:
         """Note whether merges were put off, so that the shard's next epochs resume them. A process that does not
         know of it leaves them to the next checkpoint."""
         if ended is not None and ended.done.put_off:
@@ -406,7 +406,7 @@ class Worker:
             [(side, state_run) for side in range(len(step.sides)) for state_run in task.state_runs(side)]
         )
 
-    def _hand_on(
+    def _hand_to_next_step(
         self, number: int, rows: ReplayableBatches[Any], shard: int, work: EpochWork
     ) -> Generator[Sent, None, int]:
         """Yield blocks for step `number`, and return how many rows they hold. `shard` is the one that has made

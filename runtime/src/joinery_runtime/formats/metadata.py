@@ -49,7 +49,7 @@ class MetadataDecoder:
             field = self._schema.field(column.name)
             if column.origin == "key" and self._framed is not None and not pa.types.is_binary(field.type):
                 assert raw.keys is not None, "the reader gives keys where a column comes from them"
-                texts, fault = _of_keys(self._framed.text(_Bytes()), raw.keys.take(pa.array(index)))
+                texts, fault = _key_columns(self._framed.text(_Bytes()), raw.keys.take(pa.array(index)))
                 values, rejected = _read_text(field, texts["key"].combine_chunks())
                 fault += rejected
             else:
@@ -59,14 +59,14 @@ class MetadataDecoder:
         if self._keys is not None:
             assert raw.keys is not None, "the reader gives keys where a column comes from them"
             keys = pc.fill_null(raw.keys.take(pa.array(index)), b"{}")  # without a key, its columns are null
-            key_columns, fault = _of_keys(self._keys, keys)
+            key_columns, fault = _key_columns(self._keys, keys)
             columns |= {name: key_columns[name] for name in self._nested.names}
             faults += fault
         rows = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
         return with_rows(decoded, rows, faults)
 
 
-def _of_keys(decoder: ByValue, keys: pa.BinaryArray) -> tuple[pa.Table, list[Fault]]:
+def _key_columns(decoder: ByValue, keys: pa.BinaryArray) -> tuple[pa.Table, list[Fault]]:
     """Return the columns of all keys, and the keys that `decoder` cannot read."""
     decoded = decoder.decode(keys)
     rows, is_readable = decoded.in_place(len(keys))

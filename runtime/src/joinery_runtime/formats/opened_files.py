@@ -77,7 +77,7 @@ def files_of(path: str) -> list[str]:
 
 
 @contextmanager
-def of_input(name: str, field: str = "file.path") -> Iterator[None]:
+def name_input_in_errors(name: str, field: str = "file.path") -> Iterator[None]:
     """Add the input's name to SourceErrors of the block, which name the file. The job has the path in `field`."""
     try:
         yield

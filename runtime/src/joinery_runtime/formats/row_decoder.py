@@ -183,7 +183,7 @@ def _with_texts(field: pa.Field, values: list[Any]) -> tuple[pa.Array, BoolArray
     return pc.coalesce(column, texts), unusual | (is_text & texts.is_null().to_numpy(zero_copy_only=False))
 
 
-def _of_type(value: Any, kind: type) -> Any:
+def _require_type(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise _UnusualError
     return value
@@ -278,14 +278,16 @@ _STRICT_JSON = json.JSONEncoder(default=text_in_json, ensure_ascii=False, allow_
 _TIMESTAMP = pa.timestamp("ms", tz="UTC")
 _READ_AS_TEXT = {pa.date32(), _TIMESTAMP, pa.binary()}
 _RULES: dict[pa.DataType, _ColumnRule] = {
-    pa.bool_(): _ColumnRule(frozenset({bool}), partial(pa.array, type=pa.bool_()), partial(_of_type, kind=bool)),
+    pa.bool_(): _ColumnRule(frozenset({bool}), partial(pa.array, type=pa.bool_()), partial(_require_type, kind=bool)),
     pa.int32(): _ColumnRule(frozenset({int}), partial(pa.array, type=pa.int32()), partial(_whole_number, bits=32)),
     pa.int64(): _ColumnRule(frozenset({int}), partial(pa.array, type=pa.int64()), partial(_whole_number, bits=64)),
     pa.float32(): _ColumnRule(frozenset({float}), _read_singles, _read_single),
     pa.float64(): _ColumnRule(frozenset({float}), _read_doubles, _read_double),
     pa.string(): _ColumnRule(frozenset({str}), partial(pa.array, type=pa.string()), _read_text),
-    pa.binary(): _ColumnRule(frozenset({bytes}), partial(pa.array, type=pa.binary()), partial(_of_type, kind=bytes)),
-    pa.date32(): _ColumnRule(frozenset({date}), partial(pa.array, type=pa.date32()), partial(_of_type, kind=date)),
+    pa.binary(): _ColumnRule(
+        frozenset({bytes}), partial(pa.array, type=pa.binary()), partial(_require_type, kind=bytes)
+    ),
+    pa.date32(): _ColumnRule(frozenset({date}), partial(pa.array, type=pa.date32()), partial(_require_type, kind=date)),
     _TIMESTAMP: _ColumnRule(frozenset({int, datetime}), _read_times, _read_milliseconds),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.connectors.history import READ, of_files
+from joinery_runtime.connectors.history import READ, is_file_of_history
 from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets, UnsharedSource
 from joinery_runtime.connectors.unions import branch_ref, branch_topic
 from joinery_runtime.engine.plan import partition_id
@@ -297,7 +297,7 @@ class StepLog(UnsharedSource):
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
         for part in planned:
-            log = self._files or [] if of_files(part.partition) else self.partitions.get(part.partition, [])
+            log = self._files or [] if is_file_of_history(part.partition) else self.partitions.get(part.partition, [])
             records = log[part.start : part.end_exclusive]
             offsets = np.arange(part.start, part.end_exclusive, dtype=np.int64)
             values = pa.array([record.value for record in records], pa.binary())

@@ -28,7 +28,7 @@ from joinery_runtime.formats.opened_files import (
     Bytes,
     covers_file,
     files_of,
-    of_input,
+    name_input_in_errors,
     opened,
     require_planned,
     stamp_of,
@@ -76,7 +76,7 @@ class ListedFiles(UnsharedSource):
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         if not self._partitions:
-            with of_input(self._name, self.field):
+            with name_input_in_errors(self._name, self.field):
                 self._partitions = [PartitionRef(self._name, file, 0) for file in files_of(self._path)]
         watched = sorted(ref.topic for ref in stored.offsets if ref.topic in stored.topic_ids)
         if watched:
@@ -95,7 +95,7 @@ class ListedFiles(UnsharedSource):
                 "does not have now",
                 todo="Put them back, or start the job with new state",
             )
-        with of_input(self._name, self.field):
+        with name_input_in_errors(self._name, self.field):
             return [self.bounds_of(ref, stored.offsets.get(ref)) for ref in self._partitions]
 
     @abstractmethod

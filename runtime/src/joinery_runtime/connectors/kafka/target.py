@@ -308,27 +308,27 @@ class RecordLimit:
 
     target: KafkaTarget
     output: str
-    of_topic: int | None = None
+    topic_limit: int | None = None
     by_answers: bool = False
 
     @property
     def words(self) -> str:
         if self.by_answers:
             return f"topic {self.target.topic} takes at most {self._size_limit:,}: its brokers have rejected more"
-        setting = "message.max.bytes" if self.of_topic is None else "its max.message.bytes"
+        setting = "message.max.bytes" if self.topic_limit is None else "its max.message.bytes"
         return f"topic {self.target.topic} takes {self._size_limit:,} ({setting})"
 
     def at_most(self, sizes: Mapping[str, int]) -> RecordLimit:
         size = sizes.get(self.output)
-        return replace(self, of_topic=size) if size is not None and size < self.target.client_limit else self
+        return replace(self, topic_limit=size) if size is not None and size < self.target.client_limit else self
 
     def rejected_above(self, sizes: Mapping[str, int]) -> RecordLimit:
         size = sizes.get(self.output)
-        return self if size is None or size >= self._size_limit else replace(self, of_topic=size, by_answers=True)
+        return self if size is None or size >= self._size_limit else replace(self, topic_limit=size, by_answers=True)
 
     @property
     def _size_limit(self) -> int:
-        return self.target.client_limit if self.of_topic is None else self.of_topic
+        return self.target.client_limit if self.topic_limit is None else self.topic_limit
 
     def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
         # More bytes than any of the rows takes in any format, in its value, its key and its headers together.

@@ -58,14 +58,14 @@ class AvroDecoder(RowDecoder):
         self._written = written
         self._dates = {field.name for field in schema if pa.types.is_date(field.type)}
         self._times = {field.name for field in schema if pa.types.is_timestamp(field.type)}
-        of_text = [(field.name, formats[field.name]) for field in schema if field.name in formats]
+        text_columns = [(field.name, formats[field.name]) for field in schema if field.name in formats]
         self._as_times = self._times | {
-            name for name, column in of_text if column.format == ISO or is_pattern(column.format or "")
+            name for name, column in text_columns if column.format == ISO or is_pattern(column.format or "")
         }
         # A local time counts by the column's zone. Without a zone, it is text with an offset of zero.
         self._as_local = [
             name
-            for name, column in of_text
+            for name, column in text_columns
             if column.zone is not None and (column.format == ISO or needs_zone(column.format or ""))
         ]
         self._decimals = {field.name for field in schema if pa.types.is_decimal(field.type)}

@@ -26,7 +26,7 @@ import pyarrow.csv
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import Cut
 from joinery_runtime.formats.convert import convert, convert_with_comma
-from joinery_runtime.formats.opened_files import Bytes, files_of, of_input, opened
+from joinery_runtime.formats.opened_files import Bytes, files_of, name_input_in_errors, opened
 from joinery_runtime.formats.record_ends import (
     LONGEST_RECORD,
     SAMPLE,
@@ -80,7 +80,7 @@ class CsvDecoder(ByValue, FormatDecoder):
         """Make a decoder. The header of a file gives the order of its columns."""
         names = None
         if model.file is not None and (model.csv or _USUAL).header:
-            with of_input(model.name):
+            with name_input_in_errors(model.name):
                 names = csv_header(files_of(model.file.path)[0], schema.names, cls.cut(model))
         return cls(schema, names, model.csv or _USUAL)
 

@@ -100,42 +100,43 @@ class ChangeEvents(ByValue):
     ) -> None:
         self._schema, self._deletes = schema, DELETE in schema.names
         self._rows = pa.schema([field for field in schema if field.name not in (DELETE, UNAVAILABLE)])
-        of_envelope = {column.name: column.steps for column in model.columns if column.origin == "envelope"}
-        of_row = {column.name: column.steps for column in model.columns if column.origin is None}
+        envelope_paths = {column.name: column.steps for column in model.columns if column.origin == "envelope"}
+        row_paths = {column.name: column.steps for column in model.columns if column.origin is None}
         key = model.table.key if model.table is not None else ()
         self._ops = pa.array((model.debezium or Debezium()).ops)
         # A deletion has its key, and perhaps its event time, in the row before.
-        self._before = [name for name in self._rows.names if name in {*key, model.event_time} and name in of_row]
+        self._before = [name for name in self._rows.names if name in {*key, model.event_time} and name in row_paths]
         # Of an array without its values only the first item says so.
         self._firsts = {
-            name: _FIRST + name for name, path in of_row.items() if isinstance(path[-1], int) and path[-1] > 0
+            name: _FIRST + name for name, path in row_paths.items() if isinstance(path[-1], int) and path[-1] > 0
         }
         self._decoders = [
-            _Envelope(*self._envelope_columns(of_envelope, of_row), envelope_path, make) for envelope_path in around
+            _Envelope(*self._envelope_columns(envelope_paths, row_paths), envelope_path, make)
+            for envelope_path in around
         ]
-        large = [name for name in of_row if _may_be_large(self._rows.field(name).type)]
+        large = [name for name in row_paths if _may_be_large(self._rows.field(name).type)]
         self._large = pa.schema([self._rows.field(name) for name in large])
-        self._beside = [name for name in of_envelope if _may_be_large(self._rows.field(name).type)]
+        self._beside = [name for name in envelope_paths if _may_be_large(self._rows.field(name).type)]
         self._fixed = {*key, model.event_time}
-        self._unavailable = UnavailableValues(self._large, of_row, make, around)
+        self._unavailable = UnavailableValues(self._large, row_paths, make, around)
         texts = {
             f"{side}{number}": (*envelope_path, side)
             for number, envelope_path in enumerate(around)
             for side in ("after", "before")
         }
         self._texts = make(pa.schema([pa.field(name, pa.string()) for name in texts]), texts)
-        self._documents = _Documents(pa.schema([self._rows.field(name) for name in of_row]), of_row, make_json)
+        self._documents = _Documents(pa.schema([self._rows.field(name) for name in row_paths]), row_paths, make_json)
 
     def _envelope_columns(
-        self, of_envelope: Mapping[str, Path], of_row: Mapping[str, Path]
+        self, envelope_paths: Mapping[str, Path], row_paths: Mapping[str, Path]
     ) -> tuple[pa.Schema, dict[str, Path]]:
         """Return the columns of an envelope, and their paths."""
         paths: dict[str, Path] = {_OP: ("op",)}
         for name in self._rows.names:
-            paths[name] = of_envelope[name] if name in of_envelope else ("after", *of_row[name])
+            paths[name] = envelope_paths[name] if name in envelope_paths else ("after", *row_paths[name])
         before = self._before if self._deletes else []
-        paths |= {BEFORE + name: ("before", *of_row[name]) for name in before}
-        paths |= {first: ("after", *of_row[name][:-1], 0) for name, first in self._firsts.items()}
+        paths |= {BEFORE + name: ("before", *row_paths[name]) for name in before}
+        paths |= {first: ("after", *row_paths[name][:-1], 0) for name, first in self._firsts.items()}
         fields = [
             pa.field(_OP, pa.string()),
             *self._rows,
@@ -284,9 +285,9 @@ class _Envelope(ByValue):
         if self._times or self._decimals:
             schemas = rows[_SCHEMA].combine_chunks().dictionary_encode()
             units = [self._schema_units(text) for text in schemas.dictionary.to_pylist()]
-            of_record = pc.fill_null(schemas.indices, len(units)).to_numpy()
+            schema_index = pc.fill_null(schemas.indices, len(units)).to_numpy()
             for field in (*self._times, *self._decimals):
-                named = np.array([*(factors.get(field.name, 0) for factors in units), 0], np.int64)[of_record]
+                named = np.array([*(factors.get(field.name, 0) for factors in units), 0], np.int64)[schema_index]
                 text = pl.Series(rows[field.name], dtype=pl.String)
                 if pa.types.is_timestamp(field.type):
                     column, fault = counted_times(field, text, named)
@@ -445,14 +446,14 @@ class WantedOps:
 
     def __init__(self, ops: tuple[str, ...], event_time: str, events: Decoder, times: Decoder, kinds: Decoder) -> None:
         self._ops, self._event_time = pa.array(ops), event_time
-        self._events, self._of_bad = events, (times, kinds)
+        self._events, self._bad_decoders = events, (times, kinds)
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         decoded = self._events.decode_batch(raw)
         selected = pc.is_in(decoded.rows[OP.name], self._ops)
         rows, bad = decoded.rows.drop_columns([OP.name]), decoded.bad
         unwanted = [self._select_unwanted(decoded)]
-        for decoder in self._of_bad:
+        for decoder in self._bad_decoders:
             if not bad:
                 break
             positions = np.array([record.index for record in bad], np.int64)

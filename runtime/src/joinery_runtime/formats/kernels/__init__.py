@@ -73,7 +73,7 @@ class _MachineCode(NullCache):  # type: ignore[misc]
 
     def __init__(self, function: Callable[..., Any]) -> None:
         source = Path(function.__code__.co_filename)
-        self._folders = [source.with_name("__pycache__"), *_of_the_user()]
+        self._folders = [source.with_name("__pycache__"), *_user_folders()]
         self._name = f"{source.stem}.{function.__name__}"
         made_by = (sys.version, numba.__version__, platform.machine())
         made_from = [path.read_bytes() for path in _sources(source.parent)]
@@ -121,7 +121,7 @@ def _sources(folder: Path) -> list[Path | zipfile.Path]:
     return sorted((path for path in inside.iterdir() if path.suffix == ".py"), key=lambda path: path.name)
 
 
-def _of_the_user() -> list[Path]:
+def _user_folders() -> list[Path]:
     """Return the user's cache folder; none if the user has no home. A shared folder such as /tmp would be unsafe,
     because whatever is found there is executed."""
     named = os.environ.get("XDG_CACHE_HOME")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from confluent_kafka.admin import OffsetSpec
 
-from joinery_runtime.connectors.history import of_files
+from joinery_runtime.connectors.history import is_file_of_history
 from joinery_runtime.connectors.kafka.metadata import KafkaMetadata
 from joinery_runtime.connectors.kafka.settings import Cluster
 from joinery_runtime.core.compile.jobs import compile_job
@@ -163,7 +163,7 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
     SourceError if there is no topic or no broker."""
     cluster = Cluster.of(name, kafka)
     admin = KafkaMetadata(cluster)
-    read = {ref.topic for ref in state.positions if not of_files(ref)}
+    read = {ref.topic for ref in state.positions if not is_file_of_history(ref)}
     if not kafka.named_topics and not read:
         facts, todo = "it has read no topic yet", "Where reading starts is up to startFrom in the job then"
         if state.positions:

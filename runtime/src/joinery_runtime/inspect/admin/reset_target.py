@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from joinery_runtime.connectors.history import of_files
+from joinery_runtime.connectors.history import is_file_of_history
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.batch import PartitionRef
@@ -133,7 +133,7 @@ def plan_reset(state: InputState, target: Target, broker: BrokerOffsets) -> Rese
             todo="Give every partition of the topic an offset, or use --to or --to-time",
         )
     stored = state.positions
-    missing = [ref for ref in sorted(stored) if ref not in broker.partitions and not of_files(ref)]
+    missing = [ref for ref in sorted(stored) if ref not in broker.partitions and not is_file_of_history(ref)]
     dropped = {ref for ref in (*stored, *state.stops) if ref.topic in recreated}  # of the deleted topic
     changes = tuple(Change(ref, stored.get(ref), offset, broker.partitions[ref]) for ref, offset in sorted(new.items()))
     return Reset(
