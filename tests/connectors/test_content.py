@@ -105,7 +105,7 @@ def test_a_null_reads_as_the_default_where_a_field_has_no_presence(monkeypatch: 
         served.subjects["joined-value", 1] = served.add(text, "PROTOBUF")
         served.subjects["joined-value", 2] = served.add(text.replace("string a", "optional string a"), "PROTOBUF")
         assert output.defaults() == {"a": "", "n": 0, "raw": b""}
-        monkeypatch.setattr(KafkaContent, "_refuse_compacted", lambda self: None)
+        monkeypatch.setattr(KafkaContent, "_reject_compacted", lambda self: None)
         monkeypatch.setattr(KafkaRecords, "_asked_ranges", lambda self: {})
         target = KafkaTarget("joined", "nowhere:1", key=("a",), headers={}, schema_output=output)
         content = KafkaContent(target, 0)
@@ -135,7 +135,7 @@ class Starting:
 
 def test_a_topic_whose_broker_is_starting_is_not_taken_for_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_errors, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(KafkaContent, "_refuse_compacted", lambda self: None)
+    monkeypatch.setattr(KafkaContent, "_reject_compacted", lambda self: None)
     monkeypatch.setattr(KafkaTarget, "connect", lambda *_: Starting((-1001, -1001), (0, -1001), (0, 7)))
     assert KafkaContent(KafkaTarget("joined", "nowhere:1"), 0)._records.ranges == {0: (0, 7)}
 

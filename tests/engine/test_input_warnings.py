@@ -8,7 +8,7 @@ import pytest
 
 from job.chains import load
 from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline
-from joinery_runtime.engine.input_warnings import InputWarnings, refuse_seconds
+from joinery_runtime.engine.input_warnings import InputWarnings, reject_seconds
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.null_keys import ColumnsRead
 from joinery_runtime.errors import MisreadInput, RecordError
@@ -193,10 +193,10 @@ def test_seconds_are_judged_by_what_all_tasks_have_read() -> None:
         read(2, 0, None, None),
     ]
     for reads, at_least in ((seconds[:1], 100), (seconds, 101), ([*seconds, read(3, 1, 5, 5)], 1)):
-        refuse_seconds(reads, {"l": "at"}, at_least=at_least)
-    refuse_seconds(seconds, {"r": "at"}, at_least=1)
+        reject_seconds(reads, {"l": "at"}, at_least=at_least)
+    reject_seconds(seconds, {"r": "at"}, at_least=1)
     with pytest.raises(MisreadInput, match=r"Input l: .*: the lowest in t/1 is 1700000000: "):
-        refuse_seconds(seconds, {"l": "at"}, at_least=100)
+        reject_seconds(seconds, {"l": "at"}, at_least=100)
 
 
 def test_with_dead_letters_few_records_of_seconds_are_a_warning() -> None:

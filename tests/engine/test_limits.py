@@ -22,7 +22,7 @@ from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.limits import InputActivity, Pauses, StateLimits, StateQuota, refuse_growth
+from joinery_runtime.engine.limits import InputActivity, Pauses, StateLimits, StateQuota, reject_growth
 from joinery_runtime.engine.report import EpochReport, StateSize
 from joinery_runtime.errors import LimitReached
 
@@ -135,10 +135,10 @@ def test_what_was_over_a_cap_before_it_was_set_may_shrink(make_world: Callable[.
         epochs(driver)  # its own rows come first: 8 rows before the old ones go
     before, after = StateSize(1, 8, 10), StateSize(1, 7, 10)
     limits = StateLimits({"left": StateQuota(max_rows=5)})
-    refuse_growth(limits, world.pipeline, {"left": before}, {"left": after}, 9)
-    refuse_growth(limits, world.pipeline, {"left": before}, {"left": before}, 9)
+    reject_growth(limits, world.pipeline, {"left": before}, {"left": after}, 9)
+    reject_growth(limits, world.pipeline, {"left": before}, {"left": before}, 9)
     with pytest.raises(LimitReached, match="8 rows"):
-        refuse_growth(limits, world.pipeline, {"left": after}, {"left": before}, 9)
+        reject_growth(limits, world.pipeline, {"left": after}, {"left": before}, 9)
 
 
 # --- pause ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from joinery_runtime import trace
 from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline
 from joinery_runtime.engine.messages import PartitionRead
-from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, ColumnsRead, key_parts, refuse_null_keys
+from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, ColumnsRead, key_parts, reject_null_keys
 from joinery_runtime.errors import RecordError
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.job import job_from
@@ -130,10 +130,10 @@ def test_partitions_count_together() -> None:
     """Each may be read by a task of its own."""
     reads = [ColumnsRead("l", 60, frozenset({"k"}), ("x",)) for _ in range(2)]
     keys, pipeline = {"l": (frozenset({"k"}),)}, Pipeline((InputSpec("l", 0, 0),), ())
-    refuse_null_keys(reads[:1], keys, pipeline)
+    reject_null_keys(reads[:1], keys, pipeline)
     with pytest.raises(RecordError, match="in any of the 120 records"):
-        refuse_null_keys(reads, keys, pipeline)
-    refuse_null_keys([*reads, ColumnsRead("l", 1, frozenset())], keys, pipeline)
+        reject_null_keys(reads, keys, pipeline)
+    reject_null_keys([*reads, ColumnsRead("l", 1, frozenset())], keys, pipeline)
     ranges = [
         PartitionRead(PartitionRef("l", "t", at), decoded=at, empty=frozenset(empty))
         for at, empty in ((4, "kn"), (5, "k"))
@@ -141,11 +141,11 @@ def test_partitions_count_together() -> None:
     none = PartitionRead(PartitionRef("l", "t", 6))
     assert ColumnsRead.of("l", [*ranges, none]) == ColumnsRead("l", 9, frozenset({"k"}))
     assert ColumnsRead.of("l", [none]) == ColumnsRead("l", 0, None)
-    refuse_null_keys([*reads[:1], ColumnsRead("l", 0, None)], keys, pipeline)
+    reject_null_keys([*reads[:1], ColumnsRead("l", 0, None)], keys, pipeline)
     topics = [PartitionRead(PartitionRef("l", topic, 0), decoded=60, empty=frozenset("k")) for topic in ("t", "u")]
     for tasks in ([topics], [[read] for read in topics]):
         with pytest.raises(RecordError, match="in any of the 120 records"):
-            refuse_null_keys([ColumnsRead.of("l", task) for task in tasks], keys, pipeline)
+            reject_null_keys([ColumnsRead.of("l", task) for task in tasks], keys, pipeline)
     assert ENOUGH_RECORDS == 100
 
 

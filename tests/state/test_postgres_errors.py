@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg import errors
 
-from joinery_runtime.connectors.postgres.client import error_advice, is_away
+from joinery_runtime.connectors.postgres.client import error_advice, is_unavailable
 from joinery_runtime.errors import JoineryError
 
 AWAY = {
@@ -61,7 +61,7 @@ def error_of(code: str) -> psycopg.Error:
 def test_by_sqlstate(code: str) -> None:
     error = error_of(code)
     assert error.sqlstate == code
-    assert is_away(error) == (code in AWAY)
+    assert is_unavailable(error) == (code in AWAY)
     assert (AWAY | FINAL)[code] in error_advice(error, "otherwise")
 
 
@@ -96,12 +96,12 @@ def test_by_sqlstate(code: str) -> None:
 )
 def test_a_connection_that_is_not_made_has_no_sqlstate(text: str, unreachable: bool, todo: str) -> None:
     error = psycopg.OperationalError(f'connection failed: connection to server at "10.0.0.1", port 5432 failed: {text}')
-    assert is_away(error) == unreachable
+    assert is_unavailable(error) == unreachable
     assert todo in error_advice(error, "otherwise")
 
 
 def test_errors_of_data_without_a_code_are_final() -> None:
-    assert not is_away(psycopg.DataError("a NUL in a text"))
+    assert not is_unavailable(psycopg.DataError("a NUL in a text"))
 
 
 def test_what_a_server_asks_stays_a_question() -> None:

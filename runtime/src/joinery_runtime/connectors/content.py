@@ -198,13 +198,13 @@ class KafkaContent:
 
     def __init__(self, target: KafkaTarget, committed: int) -> None:
         self._target, self.complete_to = target, committed
-        self._refuse_compacted()
+        self._reject_compacted()
         self._defaults = {} if target.schema_output is None else target.schema_output.defaults()
         self._records = KafkaRecords(target, "joinery.verify")
         ranges, self.notes = self._records.ranges, self._records.notes
         self.heads: dict[int, list[bytes]] = {partition: [] for partition, (low, _) in ranges.items() if low > 0}
 
-    def _refuse_compacted(self) -> None:
+    def _reject_compacted(self) -> None:
         # The right to read a topic does not include the right to read its settings.
         policy = self._target.topic_setting("cleanup.policy") or ""
         if "compact" in policy:

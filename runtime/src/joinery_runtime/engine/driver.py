@@ -19,7 +19,7 @@ from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine.job_state import JobIdentity, JobState, compare_with_state, staged_segments
-from joinery_runtime.engine.limits import refuse_growth
+from joinery_runtime.engine.limits import reject_growth
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, FaultPoint
 from joinery_runtime.engine.null_keys import key_parts
 from joinery_runtime.engine.plan import EpochPlan
@@ -29,7 +29,7 @@ from joinery_runtime.engine.protocol import (
     CommitResult,
     check_arrivals,
     next_action,
-    refuse_dead,
+    reject_dead,
     resolve_commit,
 )
 from joinery_runtime.engine.report import EpochReport, result_json
@@ -405,7 +405,7 @@ class Driver:
             raise
         check_arrivals(outcome)
         if self._parts.dead_letters is None:
-            refuse_dead(outcome)
+            reject_dead(outcome)
         return outcome
 
     def failpoint(self, point: str, plan: EpochPlan) -> None:
@@ -462,7 +462,7 @@ class Driver:
         planner, before = self._parts.planner, self.state
         after = before.after(plan, outcome, planner.clocks)
         sizes = after.part_sizes
-        refuse_growth(planner.limits, self._pipeline, before.part_sizes, sizes, plan.epoch)
+        reject_growth(planner.limits, self._pipeline, before.part_sizes, sizes, plan.epoch)
         planner.learn(plan, outcome, before.inputs)
         if not last:
             # This epoch's work is done and commits; the next `plan` call meets the error again.

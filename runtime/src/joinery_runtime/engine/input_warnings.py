@@ -166,7 +166,7 @@ def _count_seconds(lowest: int, highest: int) -> bool:
     return lowest >= SECONDS_2000 and highest < SECONDS_2100
 
 
-def refuse_seconds(reads: Iterable[ColumnsRead], columns: Mapping[str, str], *, at_least: int) -> None:
+def reject_seconds(reads: Iterable[ColumnsRead], columns: Mapping[str, str], *, at_least: int) -> None:
     """Raise MisreadInput if all event times of a source (an input or a union's branch), of at least so many records,
     most likely count seconds. `reads` are those of the whole epoch. `columns` names the int64 column, which is
     milliseconds, of each source of which no time is known."""

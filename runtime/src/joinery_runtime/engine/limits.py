@@ -70,7 +70,7 @@ class ExceededQuota:
 # --- fail -------------------------------------------------------------------------------------------------------------
 
 
-def refuse_growth(
+def reject_growth(
     limits: StateLimits, pipeline: Pipeline, before: Mapping[str, StateSize], after: Mapping[str, StateSize], epoch: int
 ) -> None:
     """Raise LimitReached if this epoch takes a part with `onLimit: fail` over its cap. A part that was over it before,

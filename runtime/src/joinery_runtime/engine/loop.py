@@ -214,9 +214,9 @@ class _DriverLoop:
                 self._wait_for_records()
         if self._stop.is_set() and self._driver.pending:
             self._run_epoch(settle=True)  # the stop came during planning; no plan remains
-        self._show_held()
+        self._publish_buffered()
 
-    def _show_held(self) -> None:
+    def _publish_buffered(self) -> None:
         """Publish the rows that the outputs hold, by an epoch that reads nothing: nobody knows when the next run will
         be. After a stop that epoch has to succeed at once."""
         while self._driver.unpublished_rows and not self._driver.pending:

@@ -115,7 +115,7 @@ def _empty_in_all(columns: Iterable[frozenset[str] | None]) -> frozenset[str] | 
     return frozenset.intersection(*empty_by_read) if empty_by_read else None
 
 
-def refuse_null_keys(reads: Iterable[ColumnsRead], keys: Mapping[str, KeyParts], pipeline: Pipeline) -> None:
+def reject_null_keys(reads: Iterable[ColumnsRead], keys: Mapping[str, KeyParts], pipeline: Pipeline) -> None:
     """Raise MisreadInput if the key of a source is null in each of at least ENOUGH_RECORDS records. `reads` are those
     of the whole epoch, `keys` those of sources of which nothing is committed."""
     for name, source_reads in by_source(reads).items():

@@ -4,7 +4,7 @@
 
 * The record that a driver finds decides its next action (`next_action`): a pending plan is replayed unchanged.
 * One attempt per shard counts: `choose_attempts` takes exactly one summary of every planned shard.
-* The shards must get exactly what was read (`check_arrivals`), and a bad record needs somewhere to go (`refuse_dead`).
+* The shards must get exactly what was read (`check_arrivals`), and a bad record needs somewhere to go (`reject_dead`).
 * A commit whose outcome is unknown is resolved by looking (`resolve_commit`), never by guessing.
 """
 
@@ -97,7 +97,7 @@ def check_arrivals(outcome: EpochOutcome) -> None:
         )
 
 
-def refuse_dead(outcome: EpochOutcome) -> None:
+def reject_dead(outcome: EpochOutcome) -> None:
     for read in outcome.read.partitions:
         if read.dead:
             advice = (

@@ -35,9 +35,9 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode,
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES, FlagCache, SegmentCache
 from joinery_runtime.engine.function_calls import FunctionCalls, records_text, step_text
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
-from joinery_runtime.engine.input_warnings import refuse_seconds
+from joinery_runtime.engine.input_warnings import reject_seconds
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
-from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, ColumnsRead, refuse_null_keys
+from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, ColumnsRead, reject_null_keys
 from joinery_runtime.engine.output_limit import (
     OutputLimit,
     ReplayableBatches,
@@ -264,7 +264,7 @@ class Worker:
         for block in blocks:
             if not arrived.take(block):
                 yield shard, block
-        self._refuse_misread(work, arrived.columns)
+        self._reject_misread(work, arrived.columns)
         arrivals = arrived.rows()
         self._evict_unneeded(work)
         resume = (number, shard) in self._compaction_pending
@@ -312,11 +312,11 @@ class Worker:
             work.failpoint("output-written")
             yield work.plan.shards, replace(summary, rows_out=rows.count, receipt=written)
 
-    def _refuse_misread(self, work: EpochWork, columns: Sequence[ColumnsRead]) -> None:
-        refuse_null_keys(columns, work.new_keys, self._pipeline)
+    def _reject_misread(self, work: EpochWork, columns: Sequence[ColumnsRead]) -> None:
+        reject_null_keys(columns, work.new_keys, self._pipeline)
         # One record must not end a job that has dead letters; the driver warns of fewer.
         enough = 1 if self._parts.dead_letters is None else ENOUGH_RECORDS
-        refuse_seconds(columns, work.milliseconds, at_least=enough)
+        reject_seconds(columns, work.milliseconds, at_least=enough)
 
     def _row_limit(self, step: StepSpec, plan: EpochPlan) -> RowLimit | None:
         """How large a row of the step may be. Without dead letters there is no limit here: the writer names the row."""

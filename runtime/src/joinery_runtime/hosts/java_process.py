@@ -118,7 +118,7 @@ class JavaStart:
             try:
                 yield
                 with self._lock:
-                    self._refuse_if_given_up()
+                    self._reject_if_given_up()
             except BaseException:
                 self.give_up()
                 raise
@@ -163,7 +163,7 @@ class JavaStart:
 
         def launch() -> subprocess.Popen[bytes]:
             with self._lock:
-                self._refuse_if_given_up()
+                self._reject_if_given_up()
                 self._process = subprocess.Popen([*_IGNORE_INTERRUPTS, *command], **options)
                 _under_way.add(self._process)
                 return self._process
@@ -171,7 +171,7 @@ class JavaStart:
         # In another thread than the main one, which a signal cuts short, a process that has begun is always known.
         return BackgroundCall(launch, "joinery-java-launch").result()
 
-    def _refuse_if_given_up(self) -> None:
+    def _reject_if_given_up(self) -> None:
         if self._given_up:
             raise EnvironmentProblem("The start of Spark was given up", facts="the job has ended")
 

@@ -24,7 +24,7 @@ from joinery_runtime.connectors.content import KafkaRecords
 from joinery_runtime.connectors.kafka.target import KafkaTarget
 from joinery_runtime.connectors.lake.sink import LakeTable
 from joinery_runtime.connectors.outputs import OutputTarget, lake_table
-from joinery_runtime.connectors.postgres.client import connect, is_away
+from joinery_runtime.connectors.postgres.client import connect, is_unavailable
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
@@ -101,7 +101,7 @@ def ask_postgres(query: exp.Query, name: str, table: TargetTable, dsn: str) -> p
         try:
             return _with_any_times(connection, ask)
         except (psycopg.Error, pl.exceptions.PolarsError) as error:
-            if isinstance(error, psycopg.Error) and is_away(error):
+            if isinstance(error, psycopg.Error) and is_unavailable(error):
                 raise _unreadable_table(table, error) from error
             raise JoineryError(
                 "The query cannot be run", facts=f"Postgres says: {' '.join(str(error).split())}"

@@ -11,7 +11,14 @@ from typing import Any
 
 import psycopg
 
-from joinery_runtime.connectors.postgres.client import CATALOG_ONLY, connect, error_advice, is_away, is_stale, parse_dsn
+from joinery_runtime.connectors.postgres.client import (
+    CATALOG_ONLY,
+    connect,
+    error_advice,
+    is_stale,
+    is_unavailable,
+    parse_dsn,
+)
 from joinery_runtime.errors import StateError, StoreUnavailable
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -47,7 +54,7 @@ class GuardedConnection:
             try:
                 yield self._open_connection()
             except psycopg.Error as error:
-                if is_away(error):
+                if is_unavailable(error):
                     self.close()
                 raise self._translate_error(error) from error
 
@@ -84,7 +91,7 @@ class GuardedConnection:
     def _translate_error(self, error: psycopg.Error) -> StateError:
         reason = " ".join(str(error).split())
         todo = error_advice(error, "Check the role's privileges, and that nobody altered the schema by hand")
-        if is_away(error):
+        if is_unavailable(error):
             summary = f"The state store is not available ({self.location})"
             return StoreUnavailable(summary, facts=reason, todo=f"{todo}. Nothing committed is lost")
         rejected = "a statement" if error.sqlstate is not None or self._connection is not None else "the connection"

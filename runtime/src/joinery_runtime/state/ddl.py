@@ -166,7 +166,7 @@ def ensure_schema(connection: Connection, schema: str) -> None:
         connection.execute(CATALOG_ONLY)
         connection.execute(_LOCK, (schema,))
         installed = installed_version(connection, schema)
-        _refuse_newer(connection, schema, installed)
+        _reject_newer(connection, schema, installed)
         if installed == 0:
             create_schema(connection, schema)
             _run_statement(connection, _CREATE, schema)
@@ -186,7 +186,7 @@ def installed_version(connection: Connection, schema: str) -> int:
     return int(row[0])
 
 
-def _refuse_newer(connection: Connection, schema: str, installed: int) -> None:
+def _reject_newer(connection: Connection, schema: str, installed: int) -> None:
     if installed > len(STEPS):
         row = connection.execute(sql.SQL(_NEEDS).format(schema=sql.Identifier(schema)), (len(STEPS),)).fetchone()
         if row is not None and row[0] <= len(STEPS):

@@ -300,7 +300,7 @@ class FileSink(NamesNoStore, BufferedSink):
         one.
         """
         self._take_incarnation(short_incarnation(recovery.incarnation))
-        self._refuse_foreign(recovery.committed_epoch)
+        self._reject_foreign(recovery.committed_epoch)
         # A driver that died may have left held files that were merged, if the job has since started from the beginning
         # (without a `publish`).
         rolled = _merged_files(self._directory)
@@ -324,7 +324,7 @@ class FileSink(NamesNoStore, BufferedSink):
             if garbage(generation, epoch):
                 staged.unlink(missing_ok=True)
 
-    def _refuse_foreign(self, committed_epoch: int) -> None:
+    def _reject_foreign(self, committed_epoch: int) -> None:
         parts = [(last, path) for _, last, path in _visible_files(self._directory)]
         parts += [(part.epoch, part.path) for part in held_parts(self._directory)]
         newest, path = max(parts, default=(0, self._directory))

@@ -91,7 +91,7 @@ def watermarks(ask: Callable[[], tuple[int, int]]) -> tuple[int, int]:
     return offsets
 
 
-def is_away(error: KafkaError) -> bool:
+def is_unavailable(error: KafkaError) -> bool:
     """Whether waiting may help. For errors of transactions, the client itself says so."""
     return error.code() in AWAY or bool(error.retriable())
 
@@ -157,7 +157,7 @@ def silence_reason(admin: AdminClient, errors: LastError, seconds: float) -> str
         admin.list_topics(timeout=seconds)
     except KafkaException as error:
         admin.poll(0)
-        if is_away(error.args[0]) and errors.denial is None:
+        if is_unavailable(error.args[0]) and errors.denial is None:
             return str(errors)
     return None
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import ConfigResource
 
-from joinery_runtime.connectors.kafka.errors import LastError, is_away
+from joinery_runtime.connectors.kafka.errors import LastError, is_unavailable
 from joinery_runtime.connectors.kafka.target import ANSWER_SECONDS, KafkaTarget, repeat_call
 from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.errors import SinkError
@@ -99,7 +99,9 @@ class EpochMarkerReader:
         signature = TopicPartition(self._target.topic, _PARTITION, generation, metadata=store.metadata())
         try:
             with self._open_consumer(group) as consumer:
-                repeat_call(lambda: consumer.commit(offsets=[signature], asynchronous=False), is_away, ANSWER_SECONDS)
+                repeat_call(
+                    lambda: consumer.commit(offsets=[signature], asynchronous=False), is_unavailable, ANSWER_SECONDS
+                )
         except KafkaException as error:
             raise self._sink_error(group, error.args[0]) from error
 
@@ -116,7 +118,7 @@ class EpochMarkerReader:
         try:
             return EpochMarker.parse(self._ask_group(group, seconds))
         except KafkaException as error:
-            if is_away(error.args[0]):
+            if is_unavailable(error.args[0]):
                 return None
             raise self._sink_error(group, error.args[0]) from error
 
@@ -124,7 +126,9 @@ class EpochMarkerReader:
         offsets: list[TopicPartition] = []
         with self._open_consumer(group, isolation) as consumer:
             call = min(_CALL_SECONDS, seconds)
-            repeat_call(lambda: offsets.extend(_read_committed(consumer, self._target.topic, call)), is_away, seconds)
+            repeat_call(
+                lambda: offsets.extend(_read_committed(consumer, self._target.topic, call)), is_unavailable, seconds
+            )
         return offsets[0]
 
     @contextmanager

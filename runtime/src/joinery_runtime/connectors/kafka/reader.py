@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from joinery_runtime.connectors.kafka.errors import is_away, watermarks
+from joinery_runtime.connectors.kafka.errors import is_unavailable, watermarks
 from joinery_runtime.connectors.kafka.record_clients import MOST_RECORDS, ConsumerEvent, RecordClient, open_client
 from joinery_runtime.connectors.kafka.settings import Cluster, LoggedErrors, consumer_settings
 from joinery_runtime.connectors.source import Range
@@ -59,7 +59,7 @@ class KafkaReader:
         self._skip = kafka.on_data_loss == "continue"
         self._errors = LoggedErrors()
         self._client: RecordClient | None = None
-        self._made_for = 0  # partitions
+        self._expected_partitions = 0  # partitions
         self._partitions: dict[PartitionRef, _Partition] = {}
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
@@ -92,14 +92,14 @@ class KafkaReader:
             partition = self._partitions.setdefault(ref, _Partition(planned.start))
             # Until a range has been read completely, the part already handed out cannot be read again without a seek.
             partition.position = -1
-        if self._client is None or len(self._partitions) > _OUTGROWN * self._made_for:
+        if self._client is None or len(self._partitions) > _OUTGROWN * self._expected_partitions:
             if self._client is not None:
                 self._client.close()
             for partition in self._partitions.values():
                 partition.assigned = False
             settings = consumer_settings(self._cluster, self._errors, len(self._partitions))
             self._client = open_client(self._cluster, settings, keyed=self._keyed, headers=self._headers)
-            self._made_for = len(self._partitions)
+            self._expected_partitions = len(self._partitions)
         self._assign_partitions(
             ref for ref, planned in waiting.items() if self._partitions[ref].seen < planned.end_exclusive
         )
@@ -129,7 +129,7 @@ class KafkaReader:
         for ref in refs:
             del self._partitions[ref]
 
-    def _go_on(self, ref: PartitionRef, offset: int) -> None:
+    def _continue_at(self, ref: PartitionRef, offset: int) -> None:
         self._unassign_partitions([ref])
         self._partitions[ref].seen = offset
         self._assign_partitions([ref])
@@ -195,13 +195,13 @@ class KafkaReader:
                 for ref, planned_range in waiting.items()
             )
             batches, events = self._connected_client.fetch(min(MOST_RECORDS, missing), _POLL_SECONDS)
-            came = {batch.partition for batch in batches if self._take_batch(batch)}
+            fetched = {batch.partition for batch in batches if self._take_batch(batch)}
             for event in events:
                 self._handle_event(event, waiting)
             advanced = [
                 ref
                 for ref, planned_range in waiting.items()
-                if ref in came
+                if ref in fetched
                 or self._partitions[ref].lost > 0
                 or self._partitions[ref].seen >= planned_range.end_exclusive
             ]
@@ -250,7 +250,7 @@ class KafkaReader:
         if error.code() == KafkaError._PARTITION_EOF:
             if ref is not None:
                 self._partitions[ref].seen = max(self._partitions[ref].seen, event.offset)
-        elif is_away(error):
+        elif is_unavailable(error):
             self._errors(error)
         elif ref is None:
             raise self._cluster.failure(error, "reading")
@@ -270,7 +270,7 @@ class KafkaReader:
         """
         seen, (earliest, latest) = self._partitions[ref].seen, self._read_watermarks(ref)
         if earliest <= seen <= latest:
-            self._go_on(ref, seen)
+            self._continue_at(ref, seen)
             return
         following = min(earliest, planned.end_exclusive) if earliest > seen else planned.end_exclusive
         todo = "Retention is shorter than the job's delay; set onDataLoss: continue to skip what is gone"
@@ -286,7 +286,7 @@ class KafkaReader:
                 todo=todo,
             )
         self._partitions[ref].lost += offset - self._partitions[ref].seen
-        self._go_on(ref, offset)
+        self._continue_at(ref, offset)
 
     def _read_watermarks(self, ref: PartitionRef) -> tuple[int, int]:
         """Return the offsets of the earliest record and of the next one to come."""

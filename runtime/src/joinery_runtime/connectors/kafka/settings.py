@@ -17,7 +17,7 @@ from joinery_runtime.connectors.kafka.errors import (
     check_address,
     check_tls,
     client_defaults,
-    is_away,
+    is_unavailable,
 )
 from joinery_runtime.errors import SourceError, SourceUnavailable
 from joinery_runtime.job.model.inputs import KafkaInput
@@ -103,7 +103,7 @@ class Cluster:
                 cause.str(),
                 "Check security.protocol and the sasl.* settings in kafka.properties, and the topic's ACLs",
             )
-        if is_away(cause):
+        if is_unavailable(cause):
             return self.outage(f"{doing} failed", cause.str())
         return self.problem(f"{doing} failed", cause.str(), _PACKED.get(cause.code()) or check_tls(cause.str()))
 

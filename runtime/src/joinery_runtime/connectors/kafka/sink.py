@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from joinery_runtime.connectors.kafka.errors import LastError, is_away
+from joinery_runtime.connectors.kafka.errors import LastError, is_unavailable
 from joinery_runtime.connectors.kafka.record_producers import Patience, open_producer
 from joinery_runtime.connectors.kafka.records import Records
 from joinery_runtime.connectors.kafka.target import TOO_LARGE, BrokerCheck, KafkaTarget, write_in_fitting_batches
@@ -118,7 +118,7 @@ class KafkaWriter:
 
     def _send_error(self, client: _Client, failures: Sequence[KafkaError]) -> SinkError:
         # A rejected row is a better reason than rows that had to wait.
-        first = next((error for error in failures if not is_away(error)), failures[0])
+        first = next((error for error in failures if not is_unavailable(error)), failures[0])
         summary = f"{counted(len(failures), 'row', 'were')} not written"
         return self.target.failure(
             first, client.errors, summary, first.str(), "Correct the cause; the epoch is run again"

@@ -29,7 +29,7 @@ from joinery_runtime.connectors.kafka.errors import (
     LastError,
     check_address,
     client_defaults,
-    is_away,
+    is_unavailable,
     silence_reason,
     tls_port,
 )
@@ -288,7 +288,7 @@ class KafkaTarget:
             return RecordTooLarge(
                 f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=_RAISE_LIMITS
             )
-        if not is_away(error):
+        if not is_unavailable(error):
             return self.problem(summary, facts, todo)
         facts = f"{facts}; {errors}"
         return self.unavailable(summary, facts) if errors.denial is None else self.problem(summary, facts, _CHECK_LOGIN)

@@ -294,8 +294,8 @@ class KafkaTransactionsSink:
             for name, marker in read_markers
             if marker is not None and marker.incarnation == recovery.incarnation
         }
-        self._refuse_older_state(recovery, markers)
-        self._refuse_expired(recovery, markers)
+        self._reject_older_state(recovery, markers)
+        self._reject_expired(recovery, markers)
         return any(marker.epoch == recovery.pending for marker in markers.values())
 
     def other_store(self) -> StoreIdentity | None:
@@ -305,7 +305,7 @@ class KafkaTransactionsSink:
         newest = EpochMarkerReader(self._target).signed(self._names.signature)
         return newest if newest is not None and newest.id != self._store.id else None
 
-    def _refuse_older_state(self, recovery: RecoveryContext, markers: Mapping[str, EpochMarker]) -> None:
+    def _reject_older_state(self, recovery: RecoveryContext, markers: Mapping[str, EpochMarker]) -> None:
         """Raise SinkError for a marker of an epoch that is neither committed nor pending with a claim. No part is
         written before it is planned and claimed, so the store must have been set back since."""
         for name, marker in sorted(markers.items()):
@@ -319,7 +319,7 @@ class KafkaTransactionsSink:
                     "with `delivery: atLeastOnce` until the job is past that epoch (rows will repeat)",
                 )
 
-    def _refuse_expired(self, recovery: RecoveryContext, markers: Mapping[str, EpochMarker]) -> None:
+    def _reject_expired(self, recovery: RecoveryContext, markers: Mapping[str, EpochMarker]) -> None:
         """Raise SinkError if a marker of the pending epoch may have expired. A part that nobody claimed was not
         written, nor was one without a marker if the plan is young. The markers of an old plan may have expired."""
         planned = self._names.below(recovery.pending_shards, recovery.incarnation)

@@ -150,7 +150,7 @@ class OpenedTable(ABC, Generic[Opened]):
         try:
             yield
         except self._errors as error:
-            kind = OutputUnavailable if isinstance(error, self._outage_errors) or is_away(error) else SinkError
+            kind = OutputUnavailable if isinstance(error, self._outage_errors) or is_unavailable(error) else SinkError
             raise kind(f"The {self.name} {failure}", facts=str(error), todo=self._todo) from error
 
 
@@ -176,7 +176,7 @@ class LakeWriter:
             size = fs.get_file_info(full_path).size
         except OSError as error:
             todo = MAKE_ROOM if is_full(error) else "Check the table's location and that this user may write there"
-            kind = OutputUnavailable if is_away(error) else SinkError
+            kind = OutputUnavailable if is_unavailable(error) else SinkError
             raise kind(
                 f"The data file {full_path} cannot be written", facts=error.strerror or str(error), todo=todo
             ) from error
@@ -350,7 +350,7 @@ def plain_type(arrow_type: pa.DataType) -> pa.DataType:
     return arrow_type
 
 
-def is_away(error: Exception) -> bool:
+def is_unavailable(error: Exception) -> bool:
     """Whether waiting may help: for errors of networks, not of names and rights."""
     return isinstance(error, OSError) and not isinstance(
         error, FileNotFoundError | PermissionError | NotADirectoryError

@@ -160,7 +160,7 @@ def is_stale(connection: psycopg.Connection[Any]) -> bool:
     return connection.closed
 
 
-def is_away(error: psycopg.Error) -> bool:
+def is_unavailable(error: psycopg.Error) -> bool:
     """Whether waiting may help; the connection has to be opened again then."""
     code = _error_code(error)
     if code is None:
@@ -174,7 +174,7 @@ def error_advice(error: psycopg.Error, otherwise: str) -> str:
     code = _error_code(error)
     if code is not None:
         return _look_up(code, _FINAL) or _look_up(code, _AWAY) or otherwise
-    if is_away(error):
+    if is_unavailable(error):
         return _UNREACHABLE
     if isinstance(error, UnsuitableEncoding):
         return _RECODED

@@ -31,8 +31,8 @@ from joinery_runtime.connectors.postgres.client import (
     connect,
     create_schema,
     error_advice,
-    is_away,
     is_stale,
+    is_unavailable,
 )
 from joinery_runtime.connectors.postgres.merge import ATTEMPT, NAMED, ROW, StagingMerge, staged_type
 from joinery_runtime.connectors.postgres.table import TargetTable, columns_of, names
@@ -318,6 +318,6 @@ def problem_of(summary: str, error: psycopg.Error, *, external: bool = False) ->
     Unless `external`, it is the state's database."""
     reason = " ".join(str(error).split())
     todo = error_advice(error, "Check the table and the role's rights")
-    if not is_away(error):
+    if not is_unavailable(error):
         return SinkError(summary, facts=reason, todo=todo)
     return (OutputUnavailable if external else StoreUnavailable)(summary, facts=reason, todo=todo)
