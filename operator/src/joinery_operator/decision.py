@@ -144,6 +144,14 @@ class Create:
 
     manifest: Manifest
 
+    @property
+    def kind(self) -> str:
+        return str(self.manifest["kind"])
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
+
 
 @dataclass(frozen=True, slots=True)
 class Patch:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from string import Formatter
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
@@ -157,8 +157,11 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
 def _parse_setting(name: str, text: str, default: object) -> object:
     if isinstance(default, tuple):
         return tuple(part.strip() for part in text.split(",") if part.strip())
-    if (parser := _PARSERS.get(name.removeprefix(_PREFIX).lower())) is not None:
-        return parser(name, text)
+    setting = name.removeprefix(_PREFIX).lower()
+    if (form := _FORMS.get(setting)) is not None and not form.fits(text):
+        raise EnvironmentProblem(f"{name} is {text!r}", facts=form.words, todo=form.todo)
+    if (parse := _PARSERS.get(setting)) is not None:
+        parse(name, text)
     if isinstance(default, str):
         return text
     try:
@@ -172,25 +175,86 @@ def _parse_setting(name: str, text: str, default: object) -> object:
     return value
 
 
-_FORMS: Mapping[str, tuple[str, str, str]] = {
-    "lease": (r"[^/]+/[^/]+", "it must be NAMESPACE/NAME", "the operator's environment"),
-    "job_class": (
-        r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?",
+def _parse_json(text: str) -> Any:
+    """Parse JSON; None if the text is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _parse_object(text: str, keys: Set[str]) -> dict[str, Any] | None:
+    """Return the JSON object in the text; None if the text is not an object, or has other keys than these."""
+    document = _parse_json(text)
+    return document if isinstance(document, dict) and document.keys() <= keys else None
+
+
+def _is_list_of_objects(text: str) -> bool:
+    peers = _parse_json(text)
+    return isinstance(peers, list) and all(isinstance(peer, dict) for peer in peers)
+
+
+def _is_page_url(text: str) -> bool:
+    parts = urlsplit(text)
+    try:
+        placeholders = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
+        fits = "name" in placeholders <= {"name", "namespace"} and parts.port is None
+        # What a job's name makes too long is shortened, but not the installation's own labels.
+        fits = fits and all(len(label.format(name="", namespace="")) <= _LABEL for label in parts.netloc.split("."))
+    except ValueError:
+        return False
+    return bool(fits and parts.scheme in {"http", "https"} and parts.netloc and not parts.query and text[-1:] == "/")
+
+
+def _names_gateways(text: str) -> bool:
+    parents = (_parse_object(text, {"parentRefs", "annotations"}) or {}).get("parentRefs")
+    named = isinstance(parents, list) and all(isinstance(parent, dict) and parent.get("name") for parent in parents)
+    return bool(parents) and named
+
+
+class _Form(NamedTuple):
+    """The form of a setting's text: what tells it, the form in words, and what to do if the text has another one."""
+
+    fits: Callable[[str], object]
+    words: str
+    todo: str
+
+
+_FORMS: Mapping[str, _Form] = {
+    "lease": _Form(
+        re.compile(r"[^/]+/[^/]+").fullmatch, "it must be NAMESPACE/NAME", "Correct the operator's environment"
+    ),
+    "job_class": _Form(
+        re.compile(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?").fullmatch,
         f"it must be a value of the label {CLASS_LABEL}: at most 63 letters, digits, hyphens and dots",
-        "watch.class of the chart, or the operator's environment",
+        "Correct watch.class of the chart, or the operator's environment",
+    ),
+    "status_from": _Form(
+        _is_list_of_objects,
+        "it must be a JSON list of NetworkPolicyPeers",
+        "Correct networkPolicy.jobs of the chart, or the operator's environment",
+    ),
+    "page_url": _Form(
+        _is_page_url,
+        "it must be like https://joinery.example.com/{namespace}/{name}/: with {name} and perhaps {namespace}, without "
+        "a port, with labels of at most 63 characters, and with a slash at its end",
+        "Correct jobPage.url of the chart, or the operator's environment",
+    ),
+    "page_ingress": _Form(
+        lambda text: _parse_object(text, {"className", "annotations", "tlsSecretName"}) is not None,
+        "it must be a JSON object with className, annotations and tlsSecretName at most",
+        "Correct jobPage.ingress of the chart, or the operator's environment",
+    ),
+    "page_route": _Form(
+        _names_gateways,
+        "it must be a JSON object with parentRefs (one or more, each with a name) and annotations at most",
+        "Name the Gateway in jobPage.httpRoute.parentRefs of the chart, or correct the operator's environment",
     ),
 }
-"""By setting: the form of its text, that form in words, and what to correct."""
+"""By setting."""
 
 
-def _check_form(name: str, text: str) -> str:
-    pattern, form, source = _FORMS[name.removeprefix(_PREFIX).lower()]
-    if not re.fullmatch(pattern, text):
-        raise EnvironmentProblem(f"{name} is {text!r}", facts=form, todo=f"Correct {source}")
-    return text
-
-
-def _job_selector(name: str, text: str) -> str:
+def _check_selector(name: str, text: str) -> None:
     try:
         LabelSelector.parsed(text)
     except ValueError as error:
@@ -199,21 +263,9 @@ def _job_selector(name: str, text: str) -> str:
             facts=f"{str(error)!r} is no requirement of a label selector, such as team=risk, team in (a, b) or !test",
             todo="Correct watch.selector of the chart, or the operator's environment",
         ) from None
-    return text
 
 
-def _parse_peers(name: str, text: str) -> str:
-    peers = _parse_json(text)
-    if not isinstance(peers, list) or not all(isinstance(peer, dict) for peer in peers):
-        raise EnvironmentProblem(
-            f"{name} is {text!r}",
-            facts="it must be a JSON list of NetworkPolicyPeers",
-            todo="Correct networkPolicy.jobs of the chart, or the operator's environment",
-        )
-    return text
-
-
-def _parsed_by(parse: Callable[[str], object], name: str, text: str, chart_value: str) -> str:
+def _check_model(parse: Callable[[str], object], name: str, text: str, chart_value: str) -> None:
     try:
         parse(text)
     except ValidationError as error:
@@ -223,72 +275,12 @@ def _parsed_by(parse: Callable[[str], object], name: str, text: str, chart_value
             facts=f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}",
             todo=f"Correct {chart_value} of the chart, or the operator's environment",
         ) from None
-    return text
 
 
-def _page_url(name: str, text: str) -> str:
-    parts = urlsplit(text)
-    try:
-        placeholders = {field for _, field, _, _ in Formatter().parse(text) if field is not None}
-        fits = "name" in placeholders <= {"name", "namespace"} and parts.port is None
-        # What a job's name makes too long is shortened, but not the installation's own labels.
-        fits = fits and all(len(label.format(name="", namespace="")) <= _LABEL for label in parts.netloc.split("."))
-    except ValueError:
-        fits = False
-    if not fits or parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or text[-1:] != "/":
-        raise EnvironmentProblem(
-            f"{name} is {text!r}",
-            facts="it must be like https://joinery.example.com/{namespace}/{name}/: with {name} and perhaps "
-            "{namespace}, without a port, with labels of at most 63 characters, and with a slash at its end",
-            todo="Correct jobPage.url of the chart, or the operator's environment",
-        )
-    return text
-
-
-def _page_ingress(name: str, text: str) -> str:
-    if _parse_object(text, {"className", "annotations", "tlsSecretName"}) is None:
-        raise EnvironmentProblem(
-            f"{name} is {text!r}",
-            facts="it must be a JSON object with className, annotations and tlsSecretName at most",
-            todo="Correct jobPage.ingress of the chart, or the operator's environment",
-        )
-    return text
-
-
-def _page_route(name: str, text: str) -> str:
-    parents = (_parse_object(text, {"parentRefs", "annotations"}) or {}).get("parentRefs")
-    named = isinstance(parents, list) and all(isinstance(parent, dict) and parent.get("name") for parent in parents)
-    if not parents or not named:
-        raise EnvironmentProblem(
-            f"{name} is {text!r}",
-            facts="it must be a JSON object with parentRefs (one or more, each with a name) and annotations at most",
-            todo="Name the Gateway in jobPage.httpRoute.parentRefs of the chart, or correct the operator's environment",
-        )
-    return text
-
-
-def _parse_object(text: str, keys: Set[str]) -> dict[str, Any] | None:
-    """Return the JSON object in the text; None if the text is not an object, or has other keys than these."""
-    document = _parse_json(text)
-    return document if isinstance(document, dict) and document.keys() <= keys else None
-
-
-def _parse_json(text: str) -> Any:
-    """Parse JSON; None if the text is not JSON."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-_PARSERS: Mapping[str, Callable[[str, str], str]] = {
-    **dict.fromkeys(_FORMS, _check_form),
-    "job_selector": _job_selector,
-    "status_from": _parse_peers,
-    "jobs_allow": lambda name, text: _parsed_by(allowed_by, name, text, "jobs.allow"),
-    "pod_defaults": lambda name, text: _parsed_by(pod_defaults, name, text, "drivers"),
-    "page_url": _page_url,
-    "page_ingress": _page_ingress,
-    "page_route": _page_route,
+_PARSERS: Mapping[str, Callable[[str, str], None]] = {
+    "job_selector": _check_selector,
+    "jobs_allow": lambda name, text: _check_model(allowed_by, name, text, "jobs.allow"),
+    "pod_defaults": lambda name, text: _check_model(pod_defaults, name, text, "drivers"),
 }
-"""By setting: what parses its environment variable's name and text. Raises EnvironmentProblem."""
+"""By setting whose parser says what is wrong: checks its environment variable's name and text. Raises
+EnvironmentProblem."""

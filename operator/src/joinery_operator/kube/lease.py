@@ -83,14 +83,18 @@ class OperatorLease:
         try:
             async with asyncio.timeout(_CALL_SECONDS):
                 lease = self._written or await self._read_or_create()
-                spec = lease["spec"]
+                spec = dict(lease["spec"])
                 holder = spec.get("holderIdentity")
                 if (observed := (holder, spec.get("renewTime"), spec.get("leaseTransitions"))) != self._observed:
                     self._observed, self._observed_at = observed, self._clock()
                 ends = self._observed_at + (spec.get("leaseDurationSeconds") or LEASE_SECONDS)
                 if holder and holder != self._identity and self._clock() < ends:
                     return False
-                self._written = await self._api.replace(LEASE, {**lease, "spec": self._renewed_spec(spec)})
+                now = self._now().isoformat(timespec="microseconds").replace("+00:00", "Z")
+                spec |= {"holderIdentity": self._identity, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": now}
+                if holder != self._identity:
+                    spec |= {"acquireTime": now, "leaseTransitions": (spec.get("leaseTransitions") or 0) + 1}
+                self._written = await self._api.replace(LEASE, {**lease, "spec": spec})
                 return True
         except (Conflict, NotFound):
             self._written = None  # another replica has written it, or a person has
@@ -107,10 +111,3 @@ class OperatorLease:
             metadata = {"name": self._name, "namespace": self._namespace}
             manifest = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": {}}
             return await self._api.create(LEASE, self._namespace, manifest)
-
-    def _renewed_spec(self, old: Manifest) -> Manifest:
-        now = self._now().isoformat(timespec="microseconds").replace("+00:00", "Z")
-        new = {"holderIdentity": self._identity, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": now}
-        if old.get("holderIdentity") == self._identity:
-            return {**old, **new}
-        return {**old, **new, "acquireTime": now, "leaseTransitions": (old.get("leaseTransitions") or 0) + 1}

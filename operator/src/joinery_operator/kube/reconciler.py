@@ -23,7 +23,6 @@ from joinery_operator.decision import (
     ObservedBlueGreen,
     ObservedEnd,
     ObservedSavepoint,
-    Patch,
     SetFinalizers,
     waits_for_executors,
 )
@@ -317,7 +316,8 @@ class JobReconciler:
                 undone.append(action)
                 await self._report(job, key, error)
             else:
-                _log.info("done", job=str(key), action=type(action).__name__, what=_action_text(action))
+                changed = "finalizers" if isinstance(action, SetFinalizers) else f"{action.kind} {action.name}"
+                _log.info("done", job=str(key), action=type(action).__name__, what=changed)
                 self._make_others_due(job, action)
         # They are about the status, which is written: the next reconcile does not tell them again.
         for event in decision.events:
@@ -329,16 +329,10 @@ class JobReconciler:
         return ReconcileResult(self._again_after(observed, decision, failed=bool(undone)), failed=bool(undone))
 
     def _make_others_due(self, job: Manifest, action: Action) -> None:
-        match action:
-            case SetFinalizers():
-                self._make_blue_green_due(job)
-                return
-            case Create(manifest):
-                kind, name = manifest["kind"], manifest["metadata"]["name"]
-            case Patch() | Delete():
-                kind, name = action.kind, action.name
-        if kind in JOB_KINDS:
-            self._due(ObjectKey(kind, job["metadata"]["namespace"], name))
+        if isinstance(action, SetFinalizers):
+            self._make_blue_green_due(job)
+        elif action.kind in JOB_KINDS:
+            self._due(ObjectKey(action.kind, job["metadata"]["namespace"], action.name))
 
     def _make_blue_green_due(self, job: Manifest) -> None:
         if (blue_green := self._cache.blue_green_of(job, job["kind"])) is not None:
@@ -371,18 +365,10 @@ def _depends_on(action: Action, undone: Action) -> bool:
     ConfigMap."""
     if not isinstance(action, Create):
         return False
-    kind, name = action.manifest["kind"], action.manifest["metadata"]["name"]
     match undone:
         case Delete():
-            return (undone.kind, undone.name) == (kind, name)
-        case Create(manifest) if kind == "Pod" and manifest["kind"] == "ConfigMap":
+            return (undone.kind, undone.name) == (action.kind, action.name)
+        case Create() if action.kind == "Pod" and undone.kind == "ConfigMap":
             volumes = action.manifest["spec"].get("volumes") or ()
-            return any(_value_at(volume, "configMap", "name") == manifest["metadata"]["name"] for volume in volumes)
+            return any(_value_at(volume, "configMap", "name") == undone.name for volume in volumes)
     return False
-
-
-def _action_text(action: object) -> str:
-    manifest = getattr(action, "manifest", None)
-    if manifest is not None:
-        return f"{manifest['kind']} {manifest['metadata']['name']}"
-    return f"{getattr(action, 'kind', 'finalizers')} {getattr(action, 'name', '')}".strip()

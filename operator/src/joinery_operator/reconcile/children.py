@@ -84,7 +84,7 @@ def _drop_repeated_creates(actions: Iterable[Action]) -> Iterator[Action]:
     created = set()
     for action in actions:
         if isinstance(action, Create):
-            key = (action.manifest["kind"], action.manifest["metadata"]["name"])
+            key = (action.kind, action.name)
             if key in created:
                 continue
             created.add(key)
