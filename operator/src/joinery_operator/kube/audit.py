@@ -152,7 +152,10 @@ class EndingNamespaces:
                 if (resource := self._cache.get(key)) is not None and has_our_finalizer(resource):
                     with_finalizer.add(key.namespace)
         for namespace in self._namespaces:
-            if namespace not in with_finalizer | self._ending or (ends := await self._ends(namespace)) is None:
+            if (
+                namespace not in with_finalizer | self._ending
+                or (ends := await self._is_being_deleted(namespace)) is None
+            ):
                 continue
             if ends != (namespace in self._ending):
                 _log.warning("a namespace ends" if ends else "a namespace is there again", namespace=namespace)
@@ -160,7 +163,7 @@ class EndingNamespaces:
                 for key in owners[namespace]:
                     self._due(key)
 
-    async def _ends(self, namespace: str) -> bool | None:
+    async def _is_being_deleted(self, namespace: str) -> bool | None:
         """Whether the namespace is being deleted; None if that is unknown: the namespace is gone, or unreadable."""
         try:
             manifest = await self._api.get(NAMESPACE, None, namespace)

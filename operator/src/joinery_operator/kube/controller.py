@@ -101,7 +101,7 @@ class Controller:
             await stack.enter_async_context(self.poller)
             await self.auditor.fill()
             self.health.synced = True
-            self._workers = [self._start(f"worker {number}", self._work()) for number in range(WORKERS)]
+            self._workers = [self._start(f"worker {number}", self._reconcile_queued()) for number in range(WORKERS)]
             poll, seconds = self.poller.round, self._settings.poll_seconds
             self._tasks = [
                 self._start("polls of drivers", self._run_every(seconds, seconds, poll)),
@@ -181,7 +181,7 @@ class Controller:
             return last_copy
         return complete_manifest(current, resource) if uid_of(current) == uid_of(last_copy) else None
 
-    async def _work(self) -> None:
+    async def _reconcile_queued(self) -> None:
         while (key := await self.feed.take()) is not None:
             try:
                 result = await self._reconciler.run(key)

@@ -19,7 +19,7 @@ from joinery_operator.names import ChildNames
 from joinery_runtime.job.crd import DriverStatus
 
 _TIMEOUT = aiohttp.ClientTimeout(total=3.0, sock_connect=1.5)
-_AT_ONCE = 32
+_CONCURRENT = 32
 _LONGEST_ANSWER = 256 * 1024
 _FIGURES: Mapping[str, Any] = {
     **dict.fromkeys(("epoch", "committed", "migrated", "inputs", "rows_per_second", "rows_in", "rows_out"), True),
@@ -62,12 +62,12 @@ def driver_endpoints(cache: ObjectCache, port: int) -> Iterator[DriverEndpoint]:
             if job is None or pod is None:
                 continue
             status = pod.get("status") or {}
-            if _is_polled(job, status) and (address := status.get("podIP")):
+            if _answers_polls(job, status) and (address := status.get("podIP")):
                 host = f"[{address}]" if ":" in address else address
                 yield DriverEndpoint(key, uid_of(job), uid_of(pod), f"http://{host}:{port}/status")
 
 
-def _is_polled(job: Manifest, status: Manifest) -> bool:
+def _answers_polls(job: Manifest, status: Manifest) -> bool:
     """Whether a driver or its migration runs in the pod with this status. A pod that restores does not answer."""
     if job["status"]["driver"].get("restore"):
         return False
@@ -93,7 +93,7 @@ class Poller:
         self._answers: dict[str, _Answer] = {}
 
     async def __aenter__(self) -> Poller:
-        connector = aiohttp.TCPConnector(limit=_AT_ONCE, force_close=True)
+        connector = aiohttp.TCPConnector(limit=_CONCURRENT, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT, trust_env=False)
         return self
 
@@ -109,7 +109,7 @@ class Poller:
     async def round(self) -> None:
         """Asks every driver once, some at a time."""
         endpoints = list(driver_endpoints(self._cache, self._port))
-        slots = asyncio.Semaphore(_AT_ONCE)
+        slots = asyncio.Semaphore(_CONCURRENT)
 
         async def ask(target: DriverEndpoint) -> None:
             async with slots:

@@ -222,7 +222,10 @@ async def _usable_namespaces(
 async def wait_until_regained(api: Api, excluded: Sequence[str], settings: Settings) -> tuple[str, ...]:
     """Wait until the operator has all of its permissions again in some of these namespaces, and return those: a
     namespace and the operator's role in it were created again."""
-    permissions = (*PERMISSIONS, *(right for kind in _wanted_page_kinds(settings) for right in page_permissions(kind)))
+    permissions = (
+        *PERMISSIONS,
+        *(permission for kind in _wanted_page_kinds(settings) for permission in page_permissions(kind)),
+    )
     while True:
         await asyncio.sleep(REGAIN_SECONDS)
         try:

@@ -57,7 +57,7 @@ _CACHED = 500
 _SOON_SECONDS = 0.5
 _TEMPLATES_SECONDS = 60.0
 """How often a job with pod templates is reconciled at least: no watch reports that its author has edited one."""
-_TOLD = (ApiError, NameTaken, ResourceChanged)
+_REPORTED_ERRORS = (ApiError, NameTaken, ResourceChanged)
 
 
 def _template_names(job: object) -> frozenset[str]:
@@ -96,9 +96,9 @@ class PodTemplateCache:
         there is no ConfigMap of that name."""
         revisions = ((config_map.get("data") or {}).get(JOB_FILE, "") for config_map in children.config_maps.values())
         names = _template_names(job).union(*(_template_names_in(text) for text in revisions))
-        return {name: await self._get(job["metadata"]["namespace"], name) for name in sorted(names)}
+        return {name: await self._read_template(job["metadata"]["namespace"], name) for name in sorted(names)}
 
-    async def _get(self, namespace: str, name: str) -> Manifest | None:
+    async def _read_template(self, namespace: str, name: str) -> Manifest | None:
         read, template = self._cached.get((namespace, name), (float("-inf"), None))
         if self._clock() - read < _CACHE_SECONDS:
             return template
@@ -158,8 +158,8 @@ class Observer:
             return None
         job_ref = savepoint["spec"]["job"]
         job = await self._observe_job(ObjectKey(job_ref["kind"], key.namespace, job_ref["name"]), applier)
-        namespace_ends = await self._ends_with_namespace(savepoint)
-        job_is_anothers = job is None and await self._is_anothers(job_ref, savepoint)
+        namespace_ends = await self._namespace_ends(savepoint)
+        job_is_anothers = job is None and await self._job_is_anothers(job_ref, savepoint)
         savepoint = self._cache.get(key) or savepoint
         return ObservedSavepoint(
             resource=savepoint,
@@ -184,7 +184,7 @@ class Observer:
             # No watch reports executors' pods: there may be thousands.
             answer = await self._api.list(POD, job["metadata"]["namespace"], selector(labels(job, "executor")))
             executors = {pod["metadata"]["name"]: pod for pod in answer["items"]}
-        namespace_ends = await self._ends_with_namespace(job)
+        namespace_ends = await self._namespace_ends(job)
         # Nothing is awaited between here and the decision, so that all observations are from one moment.
         job = self._cache.get(key) or job
         return Observed(
@@ -205,11 +205,11 @@ class Observer:
             permissions_end=key.namespace in self._ending_namespaces,
         )
 
-    async def _ends_with_namespace(self, resource: Manifest) -> bool:
+    async def _namespace_ends(self, resource: Manifest) -> bool:
         """Whether a resource waits for a pod of ours before it is deleted, and its namespace takes no pods any more."""
         return _waits_for_pod(resource) and await self._api.namespace_ends(resource["metadata"]["namespace"])
 
-    async def _is_anothers(self, job_ref: Mapping[str, str], savepoint: Manifest) -> bool:
+    async def _job_is_anothers(self, job_ref: Mapping[str, str], savepoint: Manifest) -> bool:
         """Whether a savepoint is being deleted, and its job exists although this operator does not work on it: the
         labels of the job changed first, and those of the savepoint may follow."""
         if not _waits_for_pod(savepoint):
@@ -263,9 +263,9 @@ class JobReconciler:
         outcome = "error"
         try:
             with self._metrics.reconcile_seconds.labels(key.kind).time():
-                result = await self._run(key)
+                result = await self._reconcile_once(key)
             outcome = "error" if result.failed else "done"
-        except _TOLD as error:
+        except _REPORTED_ERRORS as error:
             outcome = "changed" if isinstance(error, ResourceChanged) else "error"
             await self._report(job, key, error)
             raise
@@ -290,7 +290,7 @@ class JobReconciler:
         _log.warning("a reconcile failed", job=str(key), error=str(error))
         await self._recorder.record(job, Event("Warning", "ReconcileFailed", str(error)))
 
-    async def _run(self, key: ObjectKey) -> ReconcileResult:
+    async def _reconcile_once(self, key: ObjectKey) -> ReconcileResult:
         observed = await self._observer.observe(key, self._applier)
         if observed is None:
             return ReconcileResult()
@@ -307,7 +307,7 @@ class JobReconciler:
                 continue
             try:
                 job = await self._applier.act(job, action)
-            except _TOLD as error:
+            except _REPORTED_ERRORS as error:
                 # No driver may start before the finalizer is set.
                 if isinstance(action, SetFinalizers) or not was_answered(error):
                     failure = error
