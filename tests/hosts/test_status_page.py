@@ -67,7 +67,7 @@ def test_there_is_no_sample_before_the_totals_are_known() -> None:
     assert first.rows_in == {"orders": 5_000_000, "payments": 4_000_000}
     unknown = Board("job", ("orders",), Liveness(60))
     unknown.note_trouble(StoreUnavailable("the store is away"))
-    unknown.spark(None)
+    unknown.note_executors(None)
     assert history_document(unknown, 0).samples == ()
 
 
