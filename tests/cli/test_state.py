@@ -67,6 +67,34 @@ def test_all_commands_say_the_same_before_the_first_commit(
 
 
 @pytest.mark.services
+def test_all_commands_say_the_same_after_the_first_plan_was_dropped(
+    joinery: Joinery, stored: Path, store: PostgresStore
+) -> None:
+    """Its number is used up, and nothing was committed."""
+    store.acquire(JOB)
+    store.write_plan(JOB, 1, {"epoch": 1}, {})
+    assert joinery("state", "reset", stored, "--drop-planned").code == 0
+    words = f"job {JOB} has committed no epoch yet: no epoch is planned"
+    for command in (("why", stored, "--key", "order_id=a"), ("verify", stored)):
+        assert joinery(*command).err.startswith(f"joinery: {words}")
+    log = joinery("state", "epochs", stored)
+    assert (log.code, log.out, log.err.startswith(words)) == (0, "", True)
+    assert joinery("state", "ls", stored).out.startswith(f"job {JOB}: no epoch committed yet, generation 2")
+    assert "no epoch in the log" in joinery("state", "delete", stored).out
+
+
+@pytest.mark.services
+def test_ls_names_the_epoch_that_the_state_stands_on(joinery: Joinery, stored: Path, store: PostgresStore) -> None:
+    """After a restore, this is the savepoint's and not the newest one."""
+    record = store.acquire(JOB)
+    run_epoch(store, record, 1)
+    store.create_savepoint(JOB, "before")
+    run_epoch(store, record, 2)
+    store.restore_savepoint(JOB, "before")
+    assert joinery("state", "ls", stored).out.startswith(f"job {JOB}: epoch 1 committed, generation 2")
+
+
+@pytest.mark.services
 def test_an_epoch_is_one_short_line_on_a_terminal(
     joinery: Joinery, stored: Path, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from joinery_runtime.hosts.python_functions import with_functions
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import EMBEDDED_SCHEMA, OpenStore, open_store, store_address
 from joinery_runtime.hosts.worker_builder import JobInputs
-from joinery_runtime.inspect.stored_state import durable, record_of, without_epochs
+from joinery_runtime.inspect.stored_state import durable, has_committed, record_of, without_epochs
 from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.inspect.trace_environment import StepInputs
 from joinery_runtime.inspect.trace_steps import StepLog, rows_by_input, united_step
@@ -76,7 +76,8 @@ def _open_for_reading(job: Job) -> Iterator[tuple[Job, OpenStore, JobInputs]]:
     """Yield the job with its secrets, its store and its inputs. Raises JoineryError if there is no state of the job."""
     job = durable(job)
     with open_store(job, lambda _: None) as opened, closing(JobInputs(job.inputs)) as inputs:
-        if not (record := record_of(job, opened.store)).epoch:
+        record = record_of(job, opened.store)
+        if not has_committed(opened.store, record):
             raise without_epochs(record)
         yield with_stored_names(job, record.definition), opened, inputs
 

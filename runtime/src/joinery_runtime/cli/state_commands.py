@@ -40,11 +40,11 @@ def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000, as_json:
     limit
         Maximum number of epochs, oldest first.
     """
-    from joinery_runtime.inspect.stored_state import epoch_line, epoch_log, epoch_text, without_epochs  # noqa: PLC0415
+    from joinery_runtime.inspect.stored_state import epoch_line, epoch_log, epoch_text  # noqa: PLC0415
 
-    record, log = epoch_log(load(job_file), after, limit)
-    if not record.epoch:
-        print(without_epochs(record), file=sys.stderr)  # noqa: T201 - an empty log is no error
+    log, none_yet = epoch_log(load(job_file), after, limit)
+    if none_yet is not None:
+        print(none_yet, file=sys.stderr)  # noqa: T201 - an empty log is no error
     for entry in log:
         print_text(json.dumps(epoch_line(entry)) if as_json or not sys.stdout.isatty() else epoch_text(entry))
 

@@ -19,7 +19,13 @@ from joinery_runtime.engine.job_state import live_segments
 from joinery_runtime.engine.limits import StateQuota
 from joinery_runtime.engine.report import PartTotals, StateSize, Totals
 from joinery_runtime.inspect.kinds.base import Summary, description_of
-from joinery_runtime.inspect.stored_state import NextEpoch, record_of, savepoint_document, savepoint_line
+from joinery_runtime.inspect.stored_state import (
+    NextEpoch,
+    committed_text,
+    record_of,
+    savepoint_document,
+    savepoint_line,
+)
 from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.job.model.wording import counted, size_text
 from joinery_runtime.state import migrations
@@ -122,7 +128,7 @@ class Stats:
 
     def lines(self) -> Iterator[str]:
         record = self.record
-        yield f"job {record.job}: epoch {record.committed} committed, generation {record.generation}"
+        yield f"job {record.job}: {committed_text(record)}, generation {record.generation}"
         if record.plan is not None:
             since = f"{record.planned_for_ms / 1000:.1f} s ago"
             yield f"epoch {record.plan['epoch']} is planned and not committed, since {since}"

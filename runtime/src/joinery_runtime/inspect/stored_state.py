@@ -34,10 +34,18 @@ from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, State
 _PAGE = 1000  # epochs of the log read at a time
 
 
-def epoch_log(job: Job, after: int, limit: int) -> tuple[JobRecord, Sequence[EpochRecord]]:
-    """Return the job's record, and the epoch log after epoch `after`, oldest first."""
+def epoch_log(job: Job, after: int, limit: int) -> tuple[Sequence[EpochRecord], JoineryError | None]:
+    """Return the epoch log after epoch `after`, oldest first, and what there is to say if no epoch was ever
+    committed."""
     with open_durable(job) as store:
-        return record_of(job, store), store.epochs(job.name, after, limit)
+        record = record_of(job, store)
+        none_yet = None if has_committed(store, record) else without_epochs(record)
+        return store.epochs(job.name, after, limit), none_yet
+
+
+def has_committed(store: JobReader, record: JobRecord) -> bool:
+    """Whether the job has committed an epoch. The last number used does not tell: its plan may have been dropped."""
+    return bool(record.committed or store.epochs(record.job, 0, 1))
 
 
 def epochs_after(store: JobReader, job: str, epoch: int = 0) -> Iterator[EpochRecord]:
@@ -144,8 +152,12 @@ def record_of(job: Job, store: JobReader) -> JobRecord:
 
 def headline(record: JobRecord) -> str:
     pending = f", epoch {record.plan['epoch']} planned" if record.plan else ""
-    committed = f"epoch {record.epoch} committed" if record.epoch else "no epoch committed yet"
-    return f"job {record.job}: {committed}{pending}, generation {record.generation}"
+    return f"job {record.job}: {committed_text(record)}{pending}, generation {record.generation}"
+
+
+def committed_text(record: JobRecord) -> str:
+    """Say on which epoch the state stands."""
+    return f"epoch {record.committed} committed" if record.committed else "no epoch committed yet"
 
 
 def record_lines(record: JobRecord) -> Iterator[str]:

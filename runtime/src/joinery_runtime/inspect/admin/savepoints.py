@@ -9,7 +9,7 @@ from typing import Any
 
 from joinery_runtime.engine.job_state import input_offsets, live_segments
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.inspect.stored_state import epochs_after, is_by_hand, record_of
+from joinery_runtime.inspect.stored_state import epochs_after, has_committed, is_by_hand, record_of
 from joinery_runtime.job import Job, definition
 from joinery_runtime.job.crd import SavepointResult
 from joinery_runtime.job.model.outputs import ONLY_OUTPUT
@@ -195,4 +195,5 @@ def stored_text(store: PostgresStore, job: str) -> str | None:
     live = f"{counted(rows, 'row')} in {counted(len(record.segments), 'segment')} ({size_text(size)})"
     pins = counted(len(store.savepoints(job)), "savepoint")
     inputs = counted(len(input_offsets(record)), "input")
-    return f"{live}, the offsets of {inputs}, {pins}, the log up to epoch {record.epoch}"
+    log = f"the log up to epoch {record.epoch}" if has_committed(store, record) else "no epoch in the log"
+    return f"{live}, the offsets of {inputs}, {pins}, {log}"
