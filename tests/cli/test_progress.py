@@ -263,7 +263,7 @@ def test_the_table_shows_rate_total_lag_watermark_and_drops_per_input(screen: Sc
     screen.progress.listener.started(FakeDriver())  # type: ignore[arg-type]
     screen.commit(at=102, seconds=2)
     assert screen.table() == {
-        "orders": ["1,000", "2,000", "12,345", "2023-11-14T22:13:20.000Z", "late 3, null key 1"],
+        "orders": ["1,000", "2,000", "12,345", "2023-11-14 22:13:20.000Z", "late 3, null key 1"],
         "payments": ["500", "1,000", "0", "-", "dead letters 2"],
         "joined": ["750", "1,500", "", "state 3,000 rows, 2.5 MB, 4 segments", ""],
         "left: orders": ["2,000", "2.0", "2,500", "500", "70", "1,400", "2,200"],
@@ -359,6 +359,15 @@ def test_a_command_in_a_message_is_not_broken_on_a_narrow_terminal() -> None:
     screen.progress.show_page("http://127.0.0.1:40227/")
     assert command in screen.text()
     assert "http://127.0.0.1:40227/" in screen.text()
+
+
+def test_a_narrow_table_cuts_off_no_time_and_no_number() -> None:
+    screen = Screen(JOB, width=60)
+    screen.commit(at=102, seconds=2)
+    screen.table()
+    text = screen.text()
+    assert "…" not in text
+    assert all(part in text for part in ("2023-11-14 ", "22:13:20.000Z", "12,345", "2,500"))
 
 
 def test_the_end_tells_the_totals(screen: Screen) -> None:

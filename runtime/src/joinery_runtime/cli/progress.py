@@ -6,7 +6,7 @@ import shlex
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -36,6 +36,8 @@ from joinery_runtime.job.model.wording import counted
 
 RATE_WINDOW_S = 10.0
 _FIRST_REPEAT_S, _LAST_REPEAT_S = 60.0, 900.0
+_WIDE = 80  # columns of a terminal; in a narrower one, cells have no blanks around them
+_MIN_WIDTHS = {"watermark": len("00:00:00.000Z")}
 HOTTEST = 3  # hot keys shown with every epoch; /status has more
 
 THIS_PROCESS = "this process (--local)"
@@ -312,9 +314,8 @@ class TableProgress(RunProgress):
         footer = [Text("; ".join(notes))] if notes else []
         tables = [self._inputs_table(progress, now)]
         if report.totals.parts:  # what each side of each step keeps now, and has kept since the state began
-            table = Table(expand=False)
-            for heading in ("side", "rows", "MB", "stored", "expired", "lookups", "matches", "peak"):
-                table.add_column(heading, justify="left" if heading == "side" else "right")
+            sizes = ("side", "rows", "MB", "stored", "expired", "lookups", "matches", "peak")
+            table = _table(sizes, left={"side"}, width=self._live.console.width)
             for part, totals in report.totals.parts.items():
                 size = report.parts[part]
                 since_start = (totals.stored, totals.expired, totals.lookups, totals.matches, totals.peak)
@@ -326,16 +327,16 @@ class TableProgress(RunProgress):
     def _inputs_table(self, progress: CommittedEpoch, now: float) -> Table:
         report, rates = progress.report, self._rates.per_second(now)
         duration = f"{progress.seconds * 1000:.0f} ms on {_LOCATIONS[report.runs_on]}"
-        table = Table(title=f"{self._job.name}, epoch {report.epoch} ({duration})", expand=False)
-        for heading in ("", "rows/s", "rows", "lag", "watermark", "dropped"):
-            table.add_column(heading, justify="left" if heading in {"", "watermark", "dropped"} else "right")
+        headings = ("", "rows/s", "rows", "lag", "watermark", "dropped")
+        table = _table(headings, left={"", "watermark", "dropped"}, width=self._live.console.width)
+        table.title = f"{self._job.name}, epoch {report.epoch} ({duration})"
         for side in self._job.inputs:
             table.add_row(
                 side.name,
                 f"{rates[side.name]:,.0f}",
                 f"{self._rows_in[side.name]:,}",
                 f"{report.backlog[side.name]:,}",
-                show_time(report.watermarks[side.name]),
+                show_time(report.watermarks[side.name]).replace("T", " "),  # where a narrow table may break it
                 ", ".join(f"{reason} {count:,}" for reason, count in self._dropped[side.name].items() if count),
             )
         rows, segments = counted(report.state_rows, "row"), counted(report.segments, "segment")
@@ -346,6 +347,16 @@ class TableProgress(RunProgress):
         output_label = "joined" if joins else "aggregated" if isinstance(self._job, StreamJoin) else "sessions"
         table.add_row(output_label, f"{rates[_OUT]:,.0f}", f"{self._rows_out:,}", "", state, "")
         return table
+
+
+def _table(headings: Sequence[str], left: Set[str], width: int) -> Table:
+    """Return a table with these columns, the `left` ones aligned to the left. On a terminal that is too narrow it
+    breaks lines, and never cuts off the end of a time or a number."""
+    table = Table(expand=False, padding=(0, 1 if width >= _WIDE else 0))
+    for heading in headings:
+        justify: Literal["left", "right"] = "left" if heading in left else "right"
+        table.add_column(heading, justify=justify, overflow="fold", min_width=_MIN_WIDTHS.get(heading))
+    return table
 
 
 def _side_name(job: Job, part: str) -> str:
