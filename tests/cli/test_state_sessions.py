@@ -160,7 +160,7 @@ class TestKeys:
         with pytest.raises(JoineryError) as raised:
             show(JOB, after(JOB, epoch(row(100))), texts)
         assert str(raised.value) == (
-            f"--key {' '.join(texts)} cannot be used: the sessions of job s are grouped by k. "
+            f"--key {' '.join(texts)} cannot be used: the rows of job s are grouped by k. "
             "Give --key COLUMN=VALUE once for each of these columns, or COLUMN alone where it has no value (NULL)"
         )
 

@@ -224,7 +224,8 @@ BAD = [
     (after(OUTPUT, "  trigger: {maxBytesPerEpoch: 0}\n"), "spec.trigger.maxBytesPerEpoch", "at least 1", 37),
     (after(OUTPUT, "  trigger: {maxBytesPerEpoch: 1 MB}\n"), "spec.trigger.maxBytesPerEpoch", "write it as 10Gi", 37),
     (after(OUTPUT, "  spark: {executer: {}}\n"), "spec.spark.executer", "did you mean 'executor'?", 37),
-    (after(OUTPUT, "  spark: []\n"), "spec.spark", "must be a mapping, not a list", 37),
+    (after(OUTPUT, "  spark: []\n"), "spec.spark", "must be a mapping, not a list; fields here are image,", 37),
+    (after(OUTPUT, "  upgrade: shadow\n"), "spec.upgrade", "not text; fields here are mode, shadow", 37),
     ((OUTPUT, "    file: {path: s3://bucket/out}\n"), "spec.output.file.path", "is an address (s3://)", 36),
     (
         (OUTPUT, "    kafka: {bootstrapServers: b, topic: t, headers: {x: amuont}}\n"),

@@ -237,7 +237,7 @@ def group_key(job: Job, step: StepSpec, texts: Sequence[str], number: int | None
     if texts_by_column is None:
         raise JoineryError(
             f"--key {' '.join(texts)} cannot be used",
-            facts=f"the sessions of job {job.name} are grouped by {', '.join(groups)}",
+            facts=f"the rows of job {job.name} are grouped by {', '.join(groups)}",
             todo="Give --key COLUMN=VALUE once for each of these columns, or COLUMN alone where it has no value (NULL)",
         )
     columns = []

@@ -16,6 +16,7 @@ from joinery_runtime.job.model.wording import either, listed, suggestion
 _BOUND = "; a one-sided bound would keep state for ever (rule J8): write both lower and upper"
 _CAP = "; sessions need a hard cap, so that none is kept for ever (rule S2): write for example maxDuration: 2h"
 _MISSING = {"lower": _BOUND, "upper": _BOUND, "maxDuration": _CAP}
+_NO_MODEL = {"model_type", "model_attributes_type"}
 _INPUT_NAME = "an input name has letters, digits and '_', and does not start with a digit"
 _PATTERNS = {
     **dict.fromkeys(("topic", "topics"), "a topic name has 1 to 249 letters, digits, '.', '_' and '-'"),
@@ -40,6 +41,9 @@ def findings(errors: Sequence[ErrorDetails], model: type[Job]) -> Iterator[Findi
             say = _SAY.get(error["type"])
             if error["type"] == "extra_forbidden":
                 message = _unknown(error, model)
+            elif error["type"] in _NO_MODEL:
+                fields = listed(_fields(error["loc"], model))
+                message = f"must be a mapping, not {_shown(error['input'])}; fields here are {fields}"
             elif say is not None:
                 message = say(error)
             else:
@@ -113,8 +117,6 @@ _SAY: dict[str, Callable[[ErrorDetails], str]] = {
     "bool_type": _needs("true or false"),
     "tuple_type": _needs("a list"),
     "dict_type": _needs("a mapping"),
-    "model_type": _needs("a mapping"),
-    "model_attributes_type": _needs("a mapping"),
     "string_too_short": lambda _: "is empty; write a value",
     "too_short": lambda _: "is empty; write at least one entry",
     "greater_than_equal": _limit("at least", "ge"),
