@@ -51,6 +51,13 @@ class Client:
         pass
 
 
+class SlowClient(Client):
+    """Has one batch at a time."""
+
+    def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[ConsumerEvent]]:
+        return [self.batches.pop(0)], []
+
+
 class LogClient:
     """Fetches up to 10 records of each assigned partition at a time, from logs of these lengths."""
 
@@ -87,10 +94,12 @@ def read_numbers(reader: KafkaReader, *ranges: Range) -> dict[int, list[int]]:
     return offsets
 
 
-def read(monkeypatch: pytest.MonkeyPatch, sizes: Iterable[int], *ends: int) -> list[list[RawBatch]]:
+def read(
+    monkeypatch: pytest.MonkeyPatch, sizes: Iterable[int], *ends: int, client_class: type[Client] = Client
+) -> list[list[RawBatch]]:
     """What comes of ranges up to these offsets, from batches of these sizes."""
     cuts = [0, *np.cumsum(list(sizes)).tolist()]
-    client = Client(batch(first, stop) for first, stop in pairwise(cuts))
+    client = client_class(batch(first, stop) for first, stop in pairwise(cuts))
     monkeypatch.setattr(kafka_reader, "open_client", lambda *_, **__: client)
     kafka = KafkaInput(bootstrap_servers="broker:9092", topic="orders")
     reader = KafkaReader("orders", kafka, keyed=True, headers=("trace",))
@@ -105,6 +114,20 @@ def test_small_batches_are_handed_out_as_one_with_all_that_is_theirs(monkeypatch
         assert column.to_pylist() == [f"{name}{n}".encode() for n in range(100)]
     assert one.timestamps is not None
     assert one.timestamps(np.array([99, 0, 10])).tolist() == [99_000, 0, 10_000]
+
+
+def test_small_batches_wait_for_what_else_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a steady rate, each fetch brings some records. Decoding and preparing costs more by batch than by record."""
+    (few,) = read(monkeypatch, [20] * 10, 200, client_class=SlowClient)
+    assert [raw_batch.offsets.tolist() for raw_batch in few] == [list(range(200))]
+    (many,) = read(monkeypatch, [100] * 7, 700, client_class=SlowClient)
+    assert [len(raw_batch.offsets) for raw_batch in many] == [300, 300, 100]
+
+
+def test_small_batches_with_many_bytes_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_reader, "_SMALL_BYTES", 1_000)
+    (batches,) = read(monkeypatch, [50] * 4, 200, client_class=SlowClient)
+    assert [len(raw_batch.offsets) for raw_batch in batches] == [50] * 4
 
 
 def test_large_ones_go_out_as_they_are_between_the_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,9 @@ _AHEAD_BYTES = 64 << 20  # of records that were fetched and are not asked for ye
 # Of a partition that a call does not ask for. Another process most likely reads it: this one had it in a small epoch,
 # of which each process reads all.
 _UNASKED_BYTES = 1 << 20
-# A batch of fewer records is handed out together with its neighbours: at a steady rate a fetch brings few records, and
-# decoding and preparing takes a millisecond per batch.
-_SMALL = 256
+# A batch of fewer records is handed out together with its neighbours, and waits for them if they are planned: at a steady
+# rate a fetch brings few records, and decoding and preparing takes a millisecond per batch. Many bytes do not wait.
+_SMALL, _SMALL_BYTES = 256, 1 << 18
 _OUTGROWN = 4  # this many times more partitions than a consumer was made for need a new consumer
 _POLL_SECONDS = 0.05
 _STALLED_SECONDS = 30.0  # if no planned record has come by then, that is an error
@@ -46,6 +46,11 @@ class _Partition:
     assigned: bool = False
     ahead: list[tuple[RawBatch, int]] = field(default_factory=list)
     lost: int = 0
+
+    def has_little_ahead(self) -> bool:
+        """Whether what is ahead is less than a batch should have."""
+        records = sum(len(batch.offsets) for batch, _ in self.ahead)
+        return records < _SMALL and sum(size for _, size in self.ahead) < _SMALL_BYTES
 
 
 class KafkaReader:
@@ -157,7 +162,8 @@ class KafkaReader:
                 continue
             partition, end = self._partitions[ref], waiting[ref].end_exclusive
             small: list[RawBatch] = []
-            while partition.ahead:
+            enough = partition.seen >= end or not partition.has_little_ahead()
+            while enough and partition.ahead:
                 batch, size = partition.ahead.pop(0)
                 count = int(np.searchsorted(batch.offsets, end))
                 if count < len(batch.offsets):
