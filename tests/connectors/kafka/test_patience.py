@@ -57,6 +57,22 @@ def test_brokers_that_take_a_row_at_a_time_are_waited_for() -> None:
     assert slow.now == 40 * 50.0
 
 
+def test_the_first_checks_for_deliveries_follow_closely() -> None:
+    """Nothing wakes the wait for a delivery, so the few rows of a small epoch would wait for the next check."""
+
+    class Waits(Queue):
+        def poll(self, seconds: float) -> None:
+            super().poll(seconds)
+            self.seconds.append(seconds)
+
+    slow: Any = Waits(*[0] * 7, 1, poll_s=0.0)
+    slow.seconds = []
+    Patience(60.0, lambda: slow.now).enqueue(slow, "topic", rows(1))
+    slow.seconds.clear()
+    assert Patience(60.0, lambda: slow.now).flush(slow) == 0
+    assert slow.seconds == [0.001, 0.002, 0.003, 0.004, 0.005, 0.005, 0.005, 0.005]
+
+
 def test_brokers_that_take_nothing_any_more_are_not() -> None:
     stuck: Any = Queue(1, 1, 0, 0)
     patience = Patience(60.0, lambda: stuck.now)

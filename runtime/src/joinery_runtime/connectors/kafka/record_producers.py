@@ -33,7 +33,9 @@ from joinery_runtime.connectors.kafka.records import Records, Texts
 from joinery_runtime.connectors.kafka.target import KafkaTarget
 
 _BATCH = 10_000  # records that are handed to the client at a time
-_TURN_SECONDS = 0.005  # how often a wait checks for deliveries, which, unlike failures, do not wake it
+# How often a wait checks for deliveries, which, unlike failures, do not wake it. The first checks are closer: the few
+# rows of a small epoch are written within milliseconds.
+_FIRST_TURN_SECONDS, _TURN_SECONDS = 0.001, 0.005
 _ANY_PARTITION = -1  # the partitioner of the job's properties decides
 _COPY = 2  # RD_KAFKA_MSG_F_COPY
 _QUEUED_AND_SENT = 1 | 2  # RD_KAFKA_PURGE_F_QUEUE, RD_KAFKA_PURGE_F_INFLIGHT
@@ -287,8 +289,9 @@ class Patience:
         """Wait until all rows are written or the patience ends; with `until_refused`, only until a row was rejected:
         the rows after it would wait for the end of their transaction. Returns the number of unwritten rows. The
         client's own `flush` knows no patience."""
-        while len(producer) and not (until_refused and producer.failures) and self.poll(producer, _TURN_SECONDS):
-            """Rows are being taken."""
+        turn = _FIRST_TURN_SECONDS
+        while len(producer) and not (until_refused and producer.failures) and self.poll(producer, turn):
+            turn = min(_TURN_SECONDS, turn + _FIRST_TURN_SECONDS)
         return len(producer)
 
     def enqueue(self, producer: RecordProducer, topic: str, records: Records) -> int:

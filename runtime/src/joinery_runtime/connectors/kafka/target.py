@@ -193,10 +193,11 @@ class KafkaTarget:
     def producer_settings(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings of a producer. The job's properties override `defaults`; both override those of all
         producers."""
-        # Fewer, larger requests: a task waits for all of its rows anyway. The queue has room for the records of one
-        # chunk of rows and the next. librdkafka's own limit, 1 GiB, would be most of a task's memory.
+        # Large requests: thousands of rows come within a millisecond. The rows of a small epoch wait for its end. The
+        # queue has room for the records of one chunk of rows and the next. librdkafka's own limit, 1 GiB, would be most
+        # of a task's memory.
         queue = {"queue.buffering.max.messages": 500_000, "queue.buffering.max.kbytes": 64 * 2**10}
-        shared = {"linger.ms": 5, "batch.size": BATCH_BYTES, **queue}
+        shared = {"linger.ms": 1, "batch.size": BATCH_BYTES, **queue}
         # A row may stay in the client's queue for the time of the whole transaction. `Patience` ends the wait for
         # brokers that accept nothing; brokers that accept rows slowly only slow the job down.
         own = {
