@@ -66,6 +66,7 @@ def only_what_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(given_spark, "_missing_settings", lambda *_: iter(()))
     monkeypatch.setattr(given_spark, "_check_workers", lambda _: None)
     monkeypatch.setattr(given_spark, "keep_environment_in_java", lambda _: None)
+    monkeypatch.setattr(given_spark, "keep_java_names", lambda _: None)
 
 
 def test_a_job_that_ends_takes_away_what_it_has_set() -> None:

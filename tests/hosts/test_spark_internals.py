@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from py4j.java_gateway import JVMView
 from pyspark import SparkContext
 
 from e2e.spark_trace import TASK_CONF
@@ -159,6 +160,20 @@ def test_keep_environment_in_java(context: SparkContext) -> None:
     internals.keep_environment_in_java(own)
     assert not isinstance(own.environment, dict)
     assert own.parallelize([0], 1).map(lambda _: os.environ.get("JOINERY_TEST")).collect() == ["kept in Java"]
+
+
+def test_keep_java_names(context: SparkContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    internals.keep_java_names(context)
+    names: list[str] = []
+    ask = JVMView.__getattr__
+
+    def ask_and_note(view: JVMView, name: str) -> Any:
+        names.append(name)
+        return ask(view, name)
+
+    monkeypatch.setattr(JVMView, "__getattr__", ask_and_note)
+    assert context.runJob(context.parallelize([1, 2], 2), lambda numbers: [n + 1 for n in numbers]) == [2, 3]
+    assert not set(names) & {"PythonRDD", "PythonUtils", "SimplePythonFunction"}
 
 
 # --- executors --------------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     """Settings that a context is started with."""
     monkeypatch.setattr(spark, "SparkContext", RecordedContext)
     monkeypatch.setattr(spark, "start_java", RecordedContext.start_java)
-    for name in ("silence_accumulator_server", "keep_environment_in_java"):
+    for name in ("silence_accumulator_server", "keep_environment_in_java", "keep_java_names"):
         monkeypatch.setattr(spark, name, lambda _: None)
     monkeypatch.setattr(spark, "SparkConf", lambda **_: SparkConf(loadDefaults=False))
     monkeypatch.setattr(os, "environ", {**os.environ})

@@ -20,6 +20,7 @@ from joinery_runtime.hosts.spark_internals import (
     bytes_of_size,
     is_stopped,
     keep_environment_in_java,
+    keep_java_names,
     thread_connection_is_idle,
     with_environment,
 )
@@ -47,6 +48,7 @@ def session_context(session: SparkSession | SparkContext, conf: Mapping[str, str
         )
     own = with_environment(context, _OWN_WORKERS)
     keep_environment_in_java(own)
+    keep_java_names(own)
     tag = f"joinery-{uuid.uuid4().hex}"
     with restore_names(context):
         _check_workers(own)

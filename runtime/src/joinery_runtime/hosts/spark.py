@@ -52,6 +52,7 @@ from joinery_runtime.hosts.placement import ALONE, conf_file, require_java, runs
 from joinery_runtime.hosts.spark_internals import (
     exchanged_rdd,
     keep_environment_in_java,
+    keep_java_names,
     placed_again_rdd,
     placed_empty_rdd,
     placed_rdd,
@@ -434,6 +435,7 @@ def _create_context(settings: SparkConf, java: JavaStart) -> SparkContext:
         silence_accumulator_server(context)
         keep_from_tasks(context)
         keep_environment_in_java(context)
+        keep_java_names(context)
     except BaseException:
         stop_context(context)
         raise

@@ -111,6 +111,20 @@ def keep_environment_in_java(context: SparkContext) -> None:
     context.environment = variables
 
 
+_NAMES_OF_JOBS = {"PythonRDD": ("runJob",), "PythonUtils": ("getBroadcastThreshold",), "SimplePythonFunction": ()}
+
+
+def keep_java_names(context: SparkContext) -> None:
+    """Keep the Java classes and static methods that PySpark uses in each job. py4j asks Java for each of these names
+    every time, and an epoch waits for eight answers."""
+    jvm: Any = context._jvm
+    for class_name, methods in _NAMES_OF_JOBS.items():
+        java_class = getattr(jvm, class_name)
+        for method in methods:
+            setattr(java_class, method, getattr(java_class, method))
+        setattr(jvm, class_name, java_class)
+
+
 # --- Java objects of a context ----------------------------------------------------------------------------------------
 
 
