@@ -71,9 +71,9 @@ class SegmentCache:
         self._evicted_in: int | None = None
         with explain_full_disk("the cache of the state's segments", directory):
             directory.mkdir(parents=True, exist_ok=True)
-        for path, status in self._list_files():
-            if path.suffix != _SUFFIX and status.st_mtime < time.time() - _ABANDONED_SECONDS:
-                path.unlink(missing_ok=True)
+        for name, status in self._list_files():
+            if not name.endswith(_SUFFIX) and status.st_mtime < time.time() - _ABANDONED_SECONDS:
+                (directory / name).unlink(missing_ok=True)
 
     def get(self, segments: Sequence[SegmentMeta]) -> list[Run]:
         """Return the runs of these segments, in order. Reads the missing ones in few calls of the store. Raises
@@ -95,7 +95,7 @@ class SegmentCache:
         for segment in segments:
             if segment.key not in missing:
                 with suppress(FileNotFoundError):  # another process has evicted the file: the mapping stays valid
-                    os.utime(self._path_of(segment.key))
+                    os.utime(f"{self._directory}/{_file_name(segment.key)}")
         return [runs[s.key] for s in segments]
 
     def has(self, key: str) -> bool:
@@ -145,30 +145,37 @@ class SegmentCache:
             return
         self._evicted_in = epoch
         files = [
-            (status.st_mtime_ns, status.st_size, path) for path, status in self._list_files() if path.suffix == _SUFFIX
+            (status.st_mtime_ns, status.st_size, name)
+            for name, status in self._list_files()
+            if name.endswith(_SUFFIX)
         ]
         excess = sum(size for _, size, _ in files) - self._max_bytes
-        remaining = {path for _, _, path in files}
-        for _, size, path in sorted(files):
+        remaining = {name for _, _, name in files}
+        for _, size, name in sorted(files):
             if excess <= 0:
                 break
-            path.unlink(missing_ok=True)
-            remaining.remove(path)
+            (self._directory / name).unlink(missing_ok=True)
+            remaining.remove(name)
             excess -= size
-        for key in [key for key in self._open if self._path_of(key) not in remaining]:
+        for key in [key for key in self._open if _file_name(key) not in remaining]:
             del self._open[key]
 
-    def _list_files(self) -> list[tuple[Path, os.stat_result]]:
-        """List the files, without those that disappear meanwhile."""
+    def _list_files(self) -> list[tuple[str, os.stat_result]]:
+        """List the names of the files, without those that disappear meanwhile. A small epoch has no time to make a
+        Path for each of them."""
         files = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
-                    files.append((Path(entry.path), entry.stat()))
+                    files.append((entry.name, entry.stat()))
         return files
 
     def _path_of(self, key: str) -> Path:
-        return self._directory / f"{key.replace('/', os.extsep)}{_SUFFIX}"
+        return self._directory / _file_name(key)
+
+
+def _file_name(key: str) -> str:
+    return f"{key.replace('/', os.extsep)}{_SUFFIX}"
 
 
 def _map_checked(path: Path) -> pa.Buffer | None:
