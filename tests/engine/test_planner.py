@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.messages import EpochOutcome, PartitionRead, ReadSummary, ShardSummary
 from joinery_runtime.engine.next_plan import PlanSettings, shards_for_cores
 from joinery_runtime.engine.plan import EpochPlan, InputState
-from joinery_runtime.engine.planner import Planner
+from joinery_runtime.engine.planner import Planner, RunCalls, run_in_turn
 from joinery_runtime.engine.source_snapshot import IdleClock, SourceStatus
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import PartitionRef
@@ -75,6 +75,7 @@ class Job:
     interval_ms: int = 0
     co_partitioned: bool = False
     co_partitions: int = 0  # that are stored
+    run_calls: RunCalls = run_in_turn
     inputs: dict[str, InputState] = field(default_factory=lambda: {"orders": InputState(), "payments": InputState()})
     number: int = 0
     status: SourceStatus = field(default_factory=SourceStatus)  # of the newest call of `plan`
@@ -98,6 +99,7 @@ class Job:
             {"orders": InputClock(delay_ms=5), "payments": InputClock(delay_ms=3)},
             IdleClock({"orders": IDLE_MS, "payments": IDLE_MS}),
             once=self.once,
+            run_calls=self.run_calls,
         )
 
     @property
@@ -141,6 +143,22 @@ def test_a_plan_takes_what_can_be_read() -> None:
     assert (plan.epoch, plan.shards, plan.fingerprint, plan.checkpoint) == (1, 4, "f", False)
     assert plan.watermarks == {"orders": None, "payments": None}
     assert job.status.backlog == {"orders": 20, "payments": 7}
+
+
+def test_the_inputs_are_asked_together() -> None:
+    """Each waits for the answers of its brokers."""
+    asked: list[int] = []
+
+    def run_and_count(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        asked.append(len(calls))
+        return run_in_turn(calls)
+
+    job = Job(run_calls=run_and_count)
+    plan = job.epoch({})
+    assert asked == [2]
+    job.planner.replaced_partitions(plan, job.inputs)
+    job.planner.check_sources(job.inputs)
+    assert asked == [2, 2, 2]
 
 
 def test_the_first_plan_fixes_where_partitions_start_also_without_records() -> None:

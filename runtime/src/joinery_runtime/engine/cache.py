@@ -145,9 +145,7 @@ class SegmentCache:
             return
         self._evicted_in = epoch
         files = [
-            (status.st_mtime_ns, status.st_size, name)
-            for name, status in self._list_files()
-            if name.endswith(_SUFFIX)
+            (status.st_mtime_ns, status.st_size, name) for name, status in self._list_files() if name.endswith(_SUFFIX)
         ]
         excess = sum(size for _, size, _ in files) - self._max_bytes
         remaining = {name for _, _, name in files}

@@ -4,8 +4,10 @@ need to know of earlier ones (`PlanHistory`). `read_shares` and `next_plan` deci
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, TypeVar
 
 from joinery_runtime.connectors.source import Bounds, Range, SourcePlanner, StoreIdentity
 from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, advance, all_idle
@@ -41,6 +43,20 @@ from joinery_runtime.formats.batch import PartitionRef
 
 REJOINS_MS = 300_000
 
+T = TypeVar("T")
+
+
+class RunCalls(Protocol):
+    """Runs calls, in turn or at once, and returns their results in order. Raises the error of the first call that has
+    one, when none of the calls runs any more."""
+
+    def __call__(self, calls: Sequence[Callable[[], T]]) -> list[T]: ...
+
+
+def run_in_turn(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Run the calls one after the other, up to the first error."""
+    return [call() for call in calls]
+
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
@@ -62,8 +78,9 @@ class Planner:
         idleness: Idleness,
         *,
         once: bool = False,
+        run_calls: RunCalls = run_in_turn,
     ) -> None:
-        self._once = once
+        self._once, self._run_calls = once, run_calls
         self._ends_of_now: dict[PartitionRef, int] | None = None
         self._settings, self._sources, self.clocks, self._idleness = settings, sources, clocks, idleness
         self._rejoined_at: list[int] = []
@@ -181,9 +198,7 @@ class Planner:
         return self._once or records >= budget.records or size >= budget.bytes
 
     def _observe_sources(self, inputs: Inputs, now_ms: int) -> SourceSnapshot:
-        bounds = [
-            bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].stored_offsets)
-        ]
+        bounds = [bound for of_source in self._ask_bounds(inputs) for bound in of_source]
         existing = tuple(stop_at_end(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
         self._idleness.observe((bound for bound in existing if not bound.waits), now_ms)
         if self._once:
@@ -221,8 +236,13 @@ class Planner:
     def check_sources(self, inputs: Inputs) -> None:
         """Asks every source once, while other parts of the job start: this joins the consumer groups, and finds missing
         topics and lost records. Raises SourceError."""
-        for name, source in self._sources.items():
-            source.bounds(inputs[name].stored_offsets)
+        self._ask_bounds(inputs)
+
+    def _ask_bounds(self, inputs: Inputs) -> list[list[Bounds]]:
+        """Ask each source what can be read of it."""
+        return self._run_calls(
+            [partial(source.bounds, inputs[name].stored_offsets) for name, source in self._sources.items()]
+        )
 
     def watermarks(
         self, inputs: Inputs, idle: Mapping[str, Collection[str]], ended: Collection[str], now_ms: int
@@ -239,9 +259,12 @@ class Planner:
         """Partitions of the plan whose topic is no longer the one that the plan was made for. Raises DataLoss if there
         are any, unless the job allows it."""
         ids = {name: {**inputs[name].topic_ids, **plan.topic_ids.get(name, {})} for name in self._sources}
-        replaced = [
-            source.find_replaced_partitions(refs, ids[name]) for name, source, refs in self._by_source(plan.partitions)
-        ]
+        replaced = self._run_calls(
+            [
+                partial(source.find_replaced_partitions, refs, ids[name])
+                for name, source, refs in self._by_source(plan.partitions)
+            ]
+        )
         return frozenset().union(*replaced)
 
     def pin(self, partitions: Iterable[PartitionRef]) -> bool:

@@ -1,13 +1,24 @@
-"""Calls that another thread makes."""
+"""Calls that other threads make."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, wait
 from typing import Generic, TypeVar
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+def run_at_once(threads: Executor, calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Implement `engine.planner.RunCalls`: this thread runs the first call, `threads` run the others meanwhile."""
+    others = [threads.submit(call) for call in calls[1:]]
+    try:
+        first = [call() for call in calls[:1]]
+    finally:
+        wait(others)
+    return [*first, *(other.result() for other in others)]
 
 
 class BackgroundCall(Generic[T_co]):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Literal
@@ -21,7 +23,7 @@ from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.protocol import Action, next_action
 from joinery_runtime.engine.source_snapshot import IdleClock
 from joinery_runtime.errors import EnvironmentProblem, IncompatibleState, JoineryError
-from joinery_runtime.hosts.background_call import BackgroundCall
+from joinery_runtime.hosts.background_call import BackgroundCall, run_at_once
 from joinery_runtime.hosts.edits import EarlierDefinition, attribute_errors_to_edit, input_change_warnings
 from joinery_runtime.hosts.placement import EpochPlacement
 from joinery_runtime.hosts.python_functions import source_change_warnings, with_functions
@@ -186,7 +188,10 @@ class _JobRun:
             for source in sources.values():
                 stack.callback(source.close)
             idle = IdleClock(wiring.idle_timeouts)
-            planner = Planner(wiring.plan_settings, sources, wiring.clocks, idle, once=once)
+            # A plan waits for answers of brokers, so the inputs are asked at once.
+            threads = stack.enter_context(ThreadPoolExecutor(max(1, len(sources) - 1), "joinery-planner"))
+            run_calls = partial(run_at_once, threads)
+            planner = Planner(wiring.plan_settings, sources, wiring.clocks, idle, once=once, run_calls=run_calls)
             planner.check_sources(input_states(sources, self.store.record(wiring.name)))
             outputs, job = wiring.tasks.outputs, wiring.referring
             output = self._prepare_sink(stack, job, "output", outputs.sink(self._address), outputs.schema)

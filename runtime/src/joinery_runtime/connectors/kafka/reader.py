@@ -23,7 +23,7 @@ _AHEAD_BYTES = 64 << 20  # of records that were fetched and are not asked for ye
 # Of a partition that a call does not ask for. Another process most likely reads it: this one had it in a small epoch,
 # of which each process reads all.
 _UNASKED_BYTES = 1 << 20
-# A batch of fewer records is handed out together with its neighbours, and waits for them if they are planned: at a steady
+# A batch of fewer records is handed out together with its neighbours, and waits for those that are planned: at a steady
 # rate a fetch brings few records, and decoding and preparing takes a millisecond per batch. Many bytes do not wait.
 _SMALL, _SMALL_BYTES = 256, 1 << 18
 _OUTGROWN = 4  # this many times more partitions than a consumer was made for need a new consumer
