@@ -116,7 +116,7 @@ _NAMES_OF_JOBS = {"PythonRDD": ("runJob",), "PythonUtils": ("getBroadcastThresho
 
 def keep_java_names(context: SparkContext) -> None:
     """Keep the Java classes and static methods that PySpark uses in each job. py4j asks Java for each of these names
-    every time, and an epoch waits for eight answers."""
+    every time, and an epoch waits for six answers."""
     jvm: Any = context._jvm
     for class_name, methods in _NAMES_OF_JOBS.items():
         java_class = getattr(jvm, class_name)
