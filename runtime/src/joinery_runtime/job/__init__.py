@@ -15,8 +15,9 @@ from joinery_runtime.job.definition import (
     with_stored_names,
 )
 from joinery_runtime.job.explain import Explanation, connection_warnings, explain
+from joinery_runtime.job.join.spec import StreamJoinSpec
 from joinery_runtime.job.join.steps import JoinStep, SelectItem
-from joinery_runtime.job.join.stream_join import StreamJoin, StreamJoinSpec
+from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.as_of import AsOf
 from joinery_runtime.job.kinds.interval import Interval
 from joinery_runtime.job.kinds.session.resource import SessionWindow, SessionWindowSpec

@@ -13,8 +13,8 @@ from itertools import combinations
 from joinery_runtime.job.crd.blue_green import BlueGreenJob
 from joinery_runtime.job.crd.savepoint import Savepoint, SavepointOf
 from joinery_runtime.job.crd.shapes import Place, Schema
+from joinery_runtime.job.join.spec import StreamJoinSpec
 from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep, SelectItem
-from joinery_runtime.job.join.stream_join import StreamJoinSpec
 from joinery_runtime.job.kinds.aggregate.model import AGGREGATE_MODEL_RULES, AGGREGATE_RULES
 from joinery_runtime.job.kinds.ranking import RANKING_MODEL_RULES, RANKING_RULES
 from joinery_runtime.job.kinds.session.cel import SESSION_RULES

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from joinery_runtime.job.join.spec import StreamJoinSpec
 from joinery_runtime.job.join.steps import STEP_KINDS, JoinStep, SelectItem
-from joinery_runtime.job.join.stream_join import StreamJoinSpec
 from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation, NextAggregation
 from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankOrder, TopN
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
