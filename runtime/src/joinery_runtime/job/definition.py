@@ -126,7 +126,7 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
     remaining = {key: value for key, value in spec.items() if key not in replaced}
     match job:
         case StreamJoin():
-            with_settings = _join(job, spec, stored)
+            with_settings = _join_fields(job, spec, stored)
         case SessionWindow():
             now = spec["input"] if spec["input"]["name"] == stored["input"]["name"] else None
             source = _with_settings(stored["input"], now)
@@ -197,7 +197,7 @@ def _stored_names(job: str, stored: Mapping[str, Any]) -> StoredNames:
     return StoredNames(naming, {column: name for column, name in names_by_column.items() if column is not None})
 
 
-def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+def _join_fields(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored inputs with their present settings, and the stored steps with their present limits: raising a
     limit that stops a plan must let the plan end."""
     now = {side.name: side.model_dump(mode="json", by_alias=True, exclude_unset=True) for side in job.read_inputs}

@@ -122,13 +122,13 @@ class Explanation:
             most = "at most, each row a session of its own, " if sessions else ""
             yield (
                 f"    at {RATE:,} rows/s: {most}{side.rows:,} {side.holds} of about {side.row_bytes} bytes = "
-                f"{_size(side.bytes)} before compression"
+                f"{_size_text(side.bytes)} before compression"
             )
         if not self.sides:
             yield "  no rows are kept: each is emitted by the epoch that reads its record"
             return
         also = " (and as many joined rows)" if len(self.steps) > 1 else ""
-        yield f"  expected state at {RATE:,} rows/s per input{also}: {_size(self.state_bytes)}"
+        yield f"  expected state at {RATE:,} rows/s per input{also}: {_size_text(self.state_bytes)}"
 
 
 def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Explanation:
@@ -147,13 +147,13 @@ def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Expl
             _input_plan(side, job.input_filters.get(side.name), job.repeats.get(side.name)) for side in job.inputs
         ),
         steps=steps,
-        outputs=_outputs(job),
+        outputs=_output_plans(job),
         functions=tuple(
             f"{function.name} = {function.python}, which returns {function.returns}" for function in job.spec.functions
         ),
-        dead_letters=_dead_letters(job),
-        store=_store(job),
-        warnings=tuple(_warnings(job, steps)),
+        dead_letters=_dead_letters_text(job),
+        store=_store_text(job),
+        warnings=tuple(_list_warnings(job, steps)),
     )
 
 
@@ -164,7 +164,7 @@ def _input_plan(side: Input, where: str | None, repeated: str | None) -> InputPl
         return _union_plan(side, where)
     source = f"file {side.file.path}" if side.file else ""
     if side.kafka:
-        source = _kafka(side.kafka)
+        source = _kafka_text(side.kafka)
     elif side.file and side.file.watch:
         source = f"files of {side.file.path} and those that appear there, in order of their paths"
     if side.history is not None:
@@ -182,7 +182,7 @@ def _input_plan(side: Input, where: str | None, repeated: str | None) -> InputPl
         decoding += f"; each event of op {' or '.join((side.debezium or Debezium()).ops)} is a row, the row after"
     if where is not None:
         decoding += f"; only rows with {where}"
-    return InputPlan(side.name, source, decoding, _watermark(side))
+    return InputPlan(side.name, source, decoding, _watermark_text(side))
 
 
 def _union_plan(side: UnionInput, where: str | None) -> InputPlan:
@@ -199,24 +199,24 @@ def _union_plan(side: UnionInput, where: str | None) -> InputPlan:
         decoding += f"; only rows with {where}"
     watermark = "watermark: lowest of the branches that are neither idle nor ended (rule U4)"
     if side.watermark.explicit:
-        watermark = _watermark(side)
+        watermark = _watermark_text(side)
     source = f"union of {listed(plan.name for plan in branches)}"
     return InputPlan(side.name, source, decoding, watermark, tuple(branches))
 
 
-def _kafka(kafka: KafkaInput) -> str:
-    start, stop = (_position(at) for at in (kafka.start_from, kafka.stop_at))
+def _kafka_text(kafka: KafkaInput) -> str:
+    start, stop = (_position_text(at) for at in (kafka.start_from, kafka.stop_at))
     ends = f", stops at {stop}" if stop else ""
     return f"Kafka {kafka.source_name} at {kafka.bootstrap_servers}, starts at {start} where no offset is stored{ends}"
 
 
-def _position(at: object) -> str:
+def _position_text(at: object) -> str:
     if at is None or isinstance(at, str):
         return at or ""
     return f"timestamp {at.timestamp} ms" if isinstance(at, AtTimestamp) else "the given offsets"
 
 
-def _watermark(side: Input) -> str:
+def _watermark_text(side: Input) -> str:
     rule = side.watermark
     if rule.explicit:
         return "watermark: raised only by the steps of `joinery trace`"
@@ -230,17 +230,17 @@ def _watermark(side: Input) -> str:
     )
 
 
-def _outputs(job: Job) -> tuple[OutputPlan, ...]:
+def _output_plans(job: Job) -> tuple[OutputPlan, ...]:
     stars = job.star_naming if isinstance(job, StreamJoin) else None
     named_by = job.column_naming or stars
     naming = f" (named by {named_by})" if named_by is not None else ""
     if job.spec.outputs is None:
-        return (OutputPlan("output", f"{_output(job, job.outputs[0])}{naming}"),)
+        return (OutputPlan("output", f"{_output_text(job, job.outputs[0])}{naming}"),)
     rows = OutputPlan("rows", f"{', '.join(column.name for column in job.output_columns)}{naming}")
-    return (rows, *(OutputPlan(f"output {output.name}", _output(job, output)) for output in job.outputs))
+    return (rows, *(OutputPlan(f"output {output.name}", _output_text(job, output)) for output in job.outputs))
 
 
-def _output(job: Job, output: NamedOutput) -> str:
+def _output_text(job: Job, output: NamedOutput) -> str:
     # In a table a retraction is not a row.
     hidden = {job.retracted} if output.postgres else set()
     columns = ", ".join(column.name for column in job.columns_of(output) if column.name not in hidden)
@@ -281,7 +281,7 @@ def output_place(output: Output) -> str:
         return f"Iceberg table {output.iceberg.table} of catalog {output.iceberg.catalog}"
     if output.delta:
         return f"Delta table {output.delta.path}"
-    return "the console" if output.console else _named(output)
+    return "the console" if output.console else _kind_name(output)
 
 
 def _rolling_text(file: FileOutput) -> str:
@@ -291,7 +291,7 @@ def _rolling_text(file: FileOutput) -> str:
     return f", held back until there are {format_bytes(size)} or for {format_duration(interval)}"
 
 
-def _named(target: Output | DeadLetter) -> str:
+def _kind_name(target: Output | DeadLetter) -> str:
     """Return the kind of an output for which there is no text here."""
     return next((name for name in target.KINDS if getattr(target, name, None) is not None), "nothing")
 
@@ -302,16 +302,16 @@ def _into_kafka(job: Job) -> str:
     return "at least once: a crash may repeat them"
 
 
-def _dead_letters(job: Job) -> str:
+def _dead_letters_text(job: Job) -> str:
     target = job.spec.dead_letter
     if target is None:
         return "stop the job, which names them (no deadLetter is given)"
     if target.kafka:
         return f"go to Kafka topic {target.kafka.topic}, {_into_kafka(job)}"
-    return f"go to {target.file.path}{_rolling_text(target.file)}" if target.file else f"go to {_named(target)}"
+    return f"go to {target.file.path}{_rolling_text(target.file)}" if target.file else f"go to {_kind_name(target)}"
 
 
-def _store(job: Job) -> str:
+def _store_text(job: Job) -> str:
     store = job.spec.state_store
     if store.postgres:
         where = f"Postgres, schema {store.postgres.schema_name}"
@@ -323,13 +323,14 @@ def _store(job: Job) -> str:
     return f"{where}; up to {shards} shards; compacted every {interval}{first}"
 
 
-def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
+def _list_warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
     state_bytes = sum(side.bytes for step in steps for side in step.sides)
     if state_bytes > LARGE_STATE_BYTES:
         todo = listed(dict.fromkeys(step.shorter for step in steps))
         fewer = ", or select fewer columns" if isinstance(job, StreamJoin) else ""
         yield (
-            f"LARGE STATE: about {_size(state_bytes)} at {RATE:,} rows/s per input, over {_size(LARGE_STATE_BYTES)}. "
+            f"LARGE STATE: about {_size_text(state_bytes)} at {RATE:,} rows/s per input, "
+            f"over {_size_text(LARGE_STATE_BYTES)}. "
             f"To have less, {todo}, shorten allowedLateness or the watermark delays{fewer}"
         )
     if job.spec.state_store.memory is not None:
@@ -406,7 +407,7 @@ def delay_warnings(job: Job) -> Iterator[str]:
             )
 
 
-def _size(count: int) -> str:
+def _size_text(count: int) -> str:
     size = float(count)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -436,9 +437,9 @@ def _flowchart_lines(job: Job) -> Iterator[str]:
     ends: dict[str, str] = {}  # of the nodes of each input: the last
     for one in plan.inputs:
         ends[one.name] = node = f"input_{one.name}"
-        yield f"{node}[/{_label(one.name, one.source)}/]"
+        yield f"{node}[/{_node_label(one.name, one.source)}/]"
         for branch in one.branches:
-            yield f"branch_{branch.name}[/{_label(branch.name, branch.source)}/]"
+            yield f"branch_{branch.name}[/{_node_label(branch.name, branch.source)}/]"
             yield f"branch_{branch.name} --> {node}"
         if (where := job.input_filters.get(one.name)) is not None:
             ends[one.name] = f"where_{one.name}"
@@ -447,7 +448,7 @@ def _flowchart_lines(job: Job) -> Iterator[str]:
     for number, step in enumerate(plan.steps, start=1):
         node, right = f"step_{number}", () if step.right is None else (ends[step.right],)
         drawn = (f"{name}: {text}" for name, text in step.lines if name not in _NOT_DRAWN)
-        yield f"{node}[{_label(step.title, *drawn)}]"
+        yield f"{node}[{_node_label(step.title, *drawn)}]"
         yield from (f"{before} --> {node}" for before in (*left, *right))
         left = [node]
         for name, text in step.lines:
@@ -458,23 +459,23 @@ def _flowchart_lines(job: Job) -> Iterator[str]:
     for number, output in enumerate(job.outputs, start=1):
         node = f"output_{number}"
         title = () if job.spec.outputs is None else (output.name,)
-        yield f"{node}[/{_label(*title, output_place(output))}/]"
-        when = "" if output.when is None else f"|{_label(f'where {output.when}')}|"
+        yield f"{node}[/{_node_label(*title, output_place(output))}/]"
+        when = "" if output.when is None else f"|{_node_label(f'where {output.when}')}|"
         yield from (f"{before} -->{when} {node}" for before in left)
     if job.spec.dead_letter is not None:
-        yield f"{_DEAD_LETTERS_NODE}[/{_label('dead letters', plan.dead_letters.removeprefix('go to '))}/]"
+        yield f"{_DEAD_LETTERS_NODE}[/{_node_label('dead letters', plan.dead_letters.removeprefix('go to '))}/]"
         yield from (f"input_{one.name} -.-> {_DEAD_LETTERS_NODE}" for one in plan.inputs)
         for number, step in enumerate(plan.steps, start=1):
             if "dead letters" in dict(step.lines).get("late rows", ""):
-                yield f"step_{number} -.->|{_label('late rows')}| {_DEAD_LETTERS_NODE}"
+                yield f"step_{number} -.->|{_node_label('late rows')}| {_DEAD_LETTERS_NODE}"
 
 
 def _condition_node(before: str, node: str, text: str) -> Iterator[str]:
-    yield f"{node}{{{{{_label(text)}}}}}"
+    yield f"{node}{{{{{_node_label(text)}}}}}"
     yield f"{before} --> {node}"
 
 
-def _label(*lines: str) -> str:
+def _node_label(*lines: str) -> str:
     """Quote a text for Mermaid, which takes `#quot;` and `#lt;` for characters that end a text or begin a tag."""
     codes = {"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;"}
     texts = ("".join(codes.get(character, character) for character in " ".join(line.split())) for line in lines)

@@ -83,7 +83,7 @@ def why_several_shards(job: Job, output: NamedOutput) -> str:
     """Say in words why several shards make rows of one key of this output, which is a topic; empty: one shard does,
     but for rows whose join key has a NULL."""
     columns = _key_fields(job, output)
-    groups = _groups(job)
+    groups = _group_columns(job)
     if groups is not None:
         written = [column.step_column for column in columns if column.step_column is not None]
         if SESSION_ID in written:  # it is made of the group and the start (rule S6)
@@ -146,7 +146,12 @@ def _padded_columns(job: StreamJoin, keys: Sequence[Reference]) -> list[str]:
 def _spreads_nulls(job: Job, output: NamedOutput) -> bool:
     """Say whether rows of one key whose join key has a NULL come from several shards. A record without its only text
     column has no key."""
-    if not isinstance(job, StreamJoin) or _groups(job) is not None or job.rankings or not any(job.joins[-1].preserved):
+    if (
+        not isinstance(job, StreamJoin)
+        or _group_columns(job) is not None
+        or job.rankings
+        or not any(job.joins[-1].preserved)
+    ):
         return False
     computed = any(
         isinstance(ref, ComputedKey) for pair in job.keys_of(job.joins[-1]) for ref in (pair.left, pair.right)
@@ -165,10 +170,10 @@ def _is_one_text(columns: Sequence[OutputField]) -> bool:
 
 
 def _is_projection(job: Job) -> bool:
-    return isinstance(job, StreamJoin) and _groups(job) is None and not job.joins and not job.rankings
+    return isinstance(job, StreamJoin) and _group_columns(job) is None and not job.joins and not job.rankings
 
 
-def _groups(job: Job) -> tuple[str, ...] | None:
+def _group_columns(job: Job) -> tuple[str, ...] | None:
     """Return the columns by which the rows of an aggregate, or of those that `topN` ranks, have their shard; None: the
     job emits no such rows."""
     if isinstance(job, SessionWindow):

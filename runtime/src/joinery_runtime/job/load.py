@@ -120,7 +120,7 @@ def parse_job(
     itself without a warning. Raises JobError with every problem, ordered by line."""
     # Valid JSON needs no line numbers: the YAML reader, which keeps them, takes ten times as long.
     plain = Document(plain_json(text))
-    if not any(_identity(plain)) and isinstance(job := _validated(plain.data, base), Job):
+    if not any(_check_identity(plain)) and isinstance(job := _validate(plain.data, base), Job):
         return job
     document = _the_resource(read_documents(text, source, environment), source)
     if document.unset:
@@ -130,10 +130,10 @@ def parse_job(
             for at, name in document.unset
         ]
         raise JobError(source, unset)
-    mistakes = list(_identity(document))
+    mistakes = list(_check_identity(document))
     if not mistakes:
         rules = AS_STORED if as_stored else PLAIN_NUMBERS if plain_numbers else {}
-        job = _validated(document.data, base, rules)
+        job = _validate(document.data, base, rules)
         for at, message in _without_units(document.data) if plain_numbers and isinstance(job, Job) else ():
             logger.warning("%s: %s: %s. It counts as milliseconds", source, path_text(at), message)
         if isinstance(job, Job) and not document.repeated:
@@ -150,7 +150,7 @@ def parse_job(
 
 
 def _the_resource(documents: list[Document], source: str) -> Document:
-    resources = [document for document in documents if _model(document.data) is not None]
+    resources = [document for document in documents if _model_of(document.data) is not None]
     if len(documents) == 1:
         return documents[0]
     if len(resources) == 1:
@@ -165,7 +165,7 @@ def _the_resource(documents: list[Document], source: str) -> Document:
     raise JobError(source, [Problem("(file)", message, line)])
 
 
-def _identity(document: Document) -> Iterator[Finding]:
+def _check_identity(document: Document) -> Iterator[Finding]:
     """Yield mistakes in what must be right before the rest can be judged."""
     data = document.data
     if not isinstance(data, dict):
@@ -175,12 +175,12 @@ def _identity(document: Document) -> Iterator[Finding]:
     yield from (
         ((name,), f"is missing; write {name}: {value}") for name, value in required_fields.items() if name not in data
     )
-    if "kind" in data and _model(data) is None:
+    if "kind" in data and _model_of(data) is None:
         hint = suggestion(data["kind"], _MODELS)
         yield ("kind",), f"{data['kind']!r} is not allowed{hint}; write {either(_MODELS)}"
 
 
-def _model(data: object) -> type[Job] | None:
+def _model_of(data: object) -> type[Job] | None:
     kind = dig(data, "kind")
     return _MODELS.get(kind) if isinstance(kind, str) else None
 
@@ -189,11 +189,11 @@ def load_stored(resource: Mapping[str, Any]) -> JobWithWarnings:
     """Validate a resource as a cluster has stored it, perhaps under an earlier release: durations may be numbers of
     milliseconds, and then there are warnings. Raises JobError."""
     document = Document({name: resource[name] for name in _RESOURCE if name in resource})
-    mistakes = list(_identity(document))
-    job = mistakes or _validated(document.data, None)
+    mistakes = list(_check_identity(document))
+    job = mistakes or _validate(document.data, None)
     if isinstance(job, Job):
         return JobWithWarnings(job, ())
-    job = mistakes or _validated(document.data, None, PLAIN_NUMBERS)
+    job = mistakes or _validate(document.data, None, PLAIN_NUMBERS)
     if isinstance(job, Job):
         texts = (f"{path_text(at)}: {message}. It counts as milliseconds" for at, message in _without_units(resource))
         return JobWithWarnings(job, tuple(texts))
@@ -213,7 +213,7 @@ def _without_units(data: Mapping[str, Any]) -> list[Finding]:
     return []
 
 
-def _validated(data: Any, base: Path | None, rules: Mapping[str, bool] = MappingProxyType({})) -> Job | list[Finding]:
+def _validate(data: Any, base: Path | None, rules: Mapping[str, bool] = MappingProxyType({})) -> Job | list[Finding]:
     """`rules` are those of what is stored (PLAIN_NUMBERS, AS_STORED); without them, what a person writes is judged."""
     model = _MODELS[data["kind"]]
     try:

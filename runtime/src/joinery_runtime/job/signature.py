@@ -47,16 +47,16 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     (in `left.2` and later as `<input>.<column>`, for sessions as in `aggregate_fields`). Durations are milliseconds."""
     match job:
         case StreamJoin():
-            steps = [_step(job, index, step, stored) for index, step in enumerate(job.joins)]
+            steps = [_sign_step(job, index, step, stored) for index, step in enumerate(job.joins)]
             branches = {"branches": aliases} if (aliases := job.branch_aliases) else {}
-            fields_of_kind = {**branches, "steps": steps, **_aggregate(job, stored), **_rankings(job, stored)}
+            fields_of_kind = {**branches, "steps": steps, **_sign_aggregate(job, stored), **_sign_rankings(job, stored)}
         case SessionWindow():
             types = {**job.spec.input.types, **job.function_types}
             fields_of_kind = aggregate_fields(job.aggregation, types, stored[SESSIONS_PART])
         case _:
             raise TypeError(f"no signature of {job.kind}")
     return {
-        "version": _version(job),
+        "version": _signature_version(job),
         "kind": job.kind,
         "inputs": [
             {
@@ -72,7 +72,7 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     }
 
 
-def _version(job: Job) -> int:
+def _signature_version(job: Job) -> int:
     if isinstance(job, StreamJoin):
         existence = not all(step.emits_right for step in job.joins)
         windows_in_chain = job.windowed and len(job.joins) > 1
@@ -82,7 +82,7 @@ def _version(job: Job) -> int:
     return NEWER_VERSION if newer else SIGNATURE_VERSION
 
 
-def _aggregate(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _sign_aggregate(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     aggregation, types = job.aggregation, {**job.aggregated_types, **job.function_types}
     if aggregation is None:
         return {}
@@ -100,7 +100,7 @@ def _aggregate(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str
     return {"aggregate": fields}
 
 
-def _rankings(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _sign_rankings(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     types, rankings = job.aggregated_types, dict[str, Any]()
     for part, step in job.behind_joins.items():
         if not isinstance(step, RankingKind):
@@ -123,7 +123,7 @@ def _rankings(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str,
     return rankings
 
 
-def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _sign_step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     return {
         "kind": step.kind,
         "right": step.right,
@@ -168,12 +168,12 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
     if old.get("version") not in {1, SIGNATURE_VERSION, NEWER_VERSION, NEWEST_VERSION}:
         facts = f"version {old.get('version')}, this release writes version {new['version']}"
         return Comparison((f"the state's signature has another layout: {facts}",), ())
-    current = _lifted(old) if old["version"] == 1 else old
+    current = _lift_version_1(old) if old["version"] == 1 else old
     refused = tuple(refusals(current, new))
     return Comparison(refused, tuple(warnings(current, new)) if not refused else ())
 
 
-def _lifted(old: Mapping[str, Any]) -> dict[str, Any]:
+def _lift_version_1(old: Mapping[str, Any]) -> dict[str, Any]:
     """Convert version 1, which described one inner interval step of two inputs, to version 2."""
     left, right = old["inputs"]
     return {

@@ -116,7 +116,7 @@ def custom_resource_definition(kind: ResourceKind) -> dict[str, Any]:
                     "storage": True,
                     "additionalPrinterColumns": [dict(column) for column in _COLUMNS[kind.status]],
                     "subresources": {"status": {}, **({"scale": _SCALE} if kind.status is Status else {})},
-                    "schema": {"openAPIV3Schema": _resource(kind)},
+                    "schema": {"openAPIV3Schema": _resource_schema(kind)},
                 }
             ],
         },
@@ -133,7 +133,7 @@ def to_yaml(definition: dict[str, Any]) -> str:
     return _HEADER + text.getvalue()
 
 
-def _resource(kind: ResourceKind) -> Schema:
+def _resource_schema(kind: ResourceKind) -> Schema:
     spec = kind.model.model_fields["spec"].annotation
     if not (isinstance(spec, type) and issubclass(spec, BaseModel)):
         raise TypeError(f"the spec of {kind.name} must be a model")
@@ -143,7 +143,7 @@ def _resource(kind: ResourceKind) -> Schema:
         # The spec of a job of any kind: the API server takes no unknown field and no deep nesting. The rules and the
         # defaults are those of one kind, and apply when the job is created.
         specs = [object_schema(kind.model.model_fields["spec"].annotation) for kind in KINDS]  # type: ignore[arg-type]
-        merged = reduce(_merged, map(_bare, specs))
+        merged = reduce(_merge_schemas, map(_without_rules, specs))
         template["spec"] = {**merged, "description": template["spec"]["description"]}
     schema = {
         "type": "object",
@@ -160,34 +160,34 @@ def _resource(kind: ResourceKind) -> Schema:
     return with_rules(schema, kind.model)
 
 
-def _bare(schema: Any) -> Any:
+def _without_rules(schema: Any) -> Any:
     """Return the schema without rules and defaults."""
     if isinstance(schema, list):
-        return [_bare(part) for part in schema]
+        return [_without_rules(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     bare = {}
     for key, part in schema.items():
         if key == "properties":
-            bare[key] = {name: _bare(field) for name, field in part.items()}
+            bare[key] = {name: _without_rules(field) for name, field in part.items()}
         elif key not in {"x-kubernetes-validations", "default"}:
-            bare[key] = part if key == "enum" else _bare(part)
+            bare[key] = part if key == "enum" else _without_rules(part)
     return bare
 
 
-def _merged(left: Schema, right: Schema) -> Schema:
+def _merge_schemas(left: Schema, right: Schema) -> Schema:
     """Return the schema that allows what either allows, for two that differ in fields and bounds."""
     merged = {**right, **left}
     if "properties" in merged:
         fields = {**right.get("properties", {}), **left.get("properties", {})}
         merged["properties"] = {
-            name: _merged(left["properties"].get(name, field), right["properties"].get(name, field))
+            name: _merge_schemas(left["properties"].get(name, field), right["properties"].get(name, field))
             for name, field in fields.items()
         }
         merged["required"] = [name for name in left.get("required", ()) if name in right.get("required", ())]
         if not merged["required"]:
             del merged["required"]
     if "items" in merged:
-        merged["items"] = _merged(left["items"], right["items"])
+        merged["items"] = _merge_schemas(left["items"], right["items"])
         merged["maxItems"] = max(left["maxItems"], right["maxItems"])
     return merged

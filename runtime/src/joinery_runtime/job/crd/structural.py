@@ -50,36 +50,38 @@ def object_schema(model: type[BaseModel]) -> Schema:
     """Return the model's fields by their YAML names. Unknown fields need no mention: the API server rejects or prunes
     them."""
     raw = model.model_json_schema(by_alias=True)
-    models = {nested.__name__: nested for info in model.model_fields.values() for nested in _models(info.annotation)}
-    docstrings = dict(_docstrings(model))
-    schema: Schema = {"type": "object", **_described(raw)}
+    models = {
+        nested.__name__: nested for info in model.model_fields.values() for nested in _nested_models(info.annotation)
+    }
+    docstrings = dict(_field_descriptions(model))
+    schema: Schema = {"type": "object", **_describe(raw)}
     if model.model_fields:
         schema["properties"] = {}
         for attribute, info in model.model_fields.items():
             name = info.alias or attribute
             field_key, field = (model, name), {**docstrings.get(attribute, {}), **raw["properties"][name]}
-            shape = {**_shape(field_key, info, field, models), **FIELDS.get(field_key, {})}
-            schema["properties"][name] = with_rules({**_sized(shape), **_described(field, info)}, field_key)
+            shape = {**_field_schema(field_key, info, field, models), **FIELDS.get(field_key, {})}
+            schema["properties"][name] = with_rules({**_with_size(shape), **_describe(field, info)}, field_key)
     if raw.get("required"):
         schema["required"] = raw["required"]
     return with_rules(schema, model)
 
 
-def _docstrings(model: type[BaseModel]) -> Iterator[tuple[str, Schema]]:
+def _field_descriptions(model: type[BaseModel]) -> Iterator[tuple[str, Schema]]:
     """Yield the texts under the fields of the model, as descriptions.
 
     pydantic's `use_attribute_docstrings` reads the source of each model whenever it is imported, which took an eighth
     of a job's start."""
     for kind in reversed(model.__mro__):
         if kind is not BaseModel and issubclass(kind, BaseModel):
-            for field, text in pairwise(_classes(kind.__module__)[kind.__qualname__].body):
+            for field, text in pairwise(_classes_of_module(kind.__module__)[kind.__qualname__].body):
                 match field, text:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(docstring))):
                         yield name, {"description": inspect.cleandoc(docstring)}
 
 
 @cache
-def _classes(module: str) -> Mapping[str, ast.ClassDef]:
+def _classes_of_module(module: str) -> Mapping[str, ast.ClassDef]:
     """Return the classes of a module's source by qualified name."""
 
     def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
@@ -104,18 +106,20 @@ def description(text: str, limit: int = _DESCRIPTION) -> str:
     return short
 
 
-def _shape(field_key: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema:
-    if any(isinstance(hint, PlainSerializer) and hint.func is format_duration for hint in _metadata(info)):
+def _field_schema(field_key: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema:
+    if any(isinstance(hint, PlainSerializer) and hint.func is format_duration for hint in _field_annotations(info)):
         default = {"default": format_duration(info.default)} if isinstance(info.default, int) else {}
-        bounds = [cast(int, bound.ge) for bound in _metadata(info) if isinstance(bound, Ge)]
-        bounds += [cast(int, bound.gt) + 1 for bound in _metadata(info) if isinstance(bound, Gt)]
+        bounds = [cast(int, bound.ge) for bound in _field_annotations(info) if isinstance(bound, Ge)]
+        bounds += [cast(int, bound.gt) + 1 for bound in _field_annotations(info) if isinstance(bound, Gt)]
         least = max(bounds, default=None)
         return {**duration(least), **default, "x-kubernetes-validations": [HAS_UNIT.schema()]}
-    schema = _translated(raw, models)
-    if any(isinstance(hint, PlainSerializer) and hint.func is format_duration_or_off for hint in _metadata(info)):
+    schema = _translate_schema(raw, models)
+    if any(
+        isinstance(hint, PlainSerializer) and hint.func is format_duration_or_off for hint in _field_annotations(info)
+    ):
         schema["default"] = format_duration_or_off(info.default)
         schema["x-kubernetes-validations"] = [HAS_UNIT_OR_FILLED_IN.schema()]
-    if _mentions(info.annotation, Setting):
+    if _mentions_type(info.annotation, Setting):
         schema["additionalProperties"] = scalar()
         # A server-side apply treats the map as one value. If it merged by key, an owner that gives up the last key
         # would leave a null, which is rejected.
@@ -125,7 +129,7 @@ def _shape(field_key: Place, info: FieldInfo, raw: Schema, models: Models) -> Sc
     return schema
 
 
-def _translated(raw: Schema, models: Models) -> Schema:
+def _translate_schema(raw: Schema, models: Models) -> Schema:
     """pydantic's JSON schema, translated to the structural subset. In Kubernetes null means absence."""
     # An empty list means the same as absence; a model's defaults are at its own fields.
     value = raw.get("default")
@@ -136,9 +140,9 @@ def _translated(raw: Schema, models: Models) -> Schema:
     if branches == INT_OR_STRING["anyOf"]:
         return {**INT_OR_STRING, **default}
     if len(branches) == 1:
-        return {**_translated(branches[0], models), **default}
+        return {**_translate_schema(branches[0], models), **default}
     if "oneOf" in raw:
-        return {**_union(raw["oneOf"], models), **default}
+        return {**_union_schema(raw["oneOf"], models), **default}
     if raw.get("type", "null") == "null":
         raise TypeError(f"Kubernetes has no structural schema for {raw}")
     schema = {key: raw[key] for key in _STRUCTURAL if key in raw and key != "default"} | default
@@ -148,16 +152,16 @@ def _translated(raw: Schema, models: Models) -> Schema:
         schema["format"] = "int64"
     for part in ("items", "additionalProperties"):
         if part in raw:
-            schema[part] = _sized(_translated(raw[part], models))
+            schema[part] = _with_size(_translate_schema(raw[part], models))
     return schema
 
 
-def _union(branches: list[Schema], models: Models) -> Schema:
+def _union_schema(branches: list[Schema], models: Models) -> Schema:
     """Return the schema of words or mappings, for which Kubernetes has no type: the value may be anything, and
     validations narrow it. Validations of mappings also hold for any other value (`required` says nothing about text),
     so each branch has to require a mapping itself, by requiring at least one entry."""
     words = [word for branch in branches for word in branch.get("enum", [branch.get("const")]) if word is not None]
-    mappings = [_translated(branch, models) for branch in branches if "$ref" in branch]
+    mappings = [_translate_schema(branch, models) for branch in branches if "$ref" in branch]
     return {
         "x-kubernetes-preserve-unknown-fields": True,
         "properties": {name: schema for mapping in mappings for name, schema in mapping["properties"].items()},
@@ -169,7 +173,7 @@ def _union(branches: list[Schema], models: Models) -> Schema:
     }
 
 
-def _sized(schema: Schema) -> Schema:
+def _with_size(schema: Schema) -> Schema:
     """Return the schema with an upper bound, if it has none of its own."""
     if schema.get("type") == "string" and not schema.keys() & {"enum", "format"}:
         return {**schema, "maxLength": schema.get("maxLength", MAX_TEXT)}
@@ -180,13 +184,13 @@ def _sized(schema: Schema) -> Schema:
     return schema
 
 
-def _described(raw: Schema, info: FieldInfo | None = None) -> Schema:
+def _describe(raw: Schema, info: FieldInfo | None = None) -> Schema:
     """Return the description with the field's default and an example, as people write them, because `kubectl explain`
     shows neither by itself."""
     if "description" not in raw:
         return {}
     value = None if info is None else info.default
-    for annotation in () if info is None else _metadata(info):
+    for annotation in () if info is None else _field_annotations(info):
         if isinstance(annotation, PlainSerializer) and isinstance(value, int):
             value = annotation.func(value)  # type: ignore[call-arg]
     has_default = isinstance(value, str | int) and value != ""
@@ -207,7 +211,7 @@ def flow(value: Any) -> str:
     return text.getvalue().strip()[1:-1]
 
 
-def _metadata(info: FieldInfo) -> Iterator[Any]:
+def _field_annotations(info: FieldInfo) -> Iterator[Any]:
     """Yield the annotations of the field and, if it may be None, those of its value."""
     yield from info.metadata
     inner = get_args(info.annotation)
@@ -216,12 +220,12 @@ def _metadata(info: FieldInfo) -> Iterator[Any]:
             yield from annotation.metadata if isinstance(annotation, FieldInfo) else (annotation,)
 
 
-def _mentions(annotation: Any, target: Any) -> bool:
-    return annotation == target or any(_mentions(inner, target) for inner in get_args(annotation))
+def _mentions_type(annotation: Any, target: Any) -> bool:
+    return annotation == target or any(_mentions_type(inner, target) for inner in get_args(annotation))
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def _nested_models(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
-        yield from _models(inner)
+        yield from _nested_models(inner)

@@ -45,7 +45,7 @@ _THEN: Loc = (*_AT, "then")
 
 def broken_aggregate_rules(draft: JobDraft) -> Iterator[Finding]:
     """Every finding about a job that has an `aggregate`."""
-    kind = _kind(draft) or WINDOW_KINDS[0]
+    kind = _window_kind(draft) or WINDOW_KINDS[0]
     grouped = GroupedDraft(
         draft.data,
         draft.inputs,
@@ -66,25 +66,25 @@ def broken_aggregate_rules(draft: JobDraft) -> Iterator[Finding]:
             grouped, at=_THEN, columns=columns, lists=lists, source="the first aggregate has", needs_groups=False
         )
     emitted = following or grouped
-    yield from _window(draft)
-    yield from _counted_time(draft, (*_WINDOW, "of"), ("groups would never be complete", "no window"))
-    yield from _steps_before(draft, "aggregate")
-    yield from _late(draft)
+    yield from _check_window(draft)
+    yield from _check_counted_time(draft, (*_WINDOW, "of"), ("groups would never be complete", "no window"))
+    yield from _check_steps_before(draft, "aggregate")
+    yield from _check_late_rows(draft)
     if following is not None:
-        yield from _then(following, grouped.row_words)
+        yield from _check_then(following, grouped.row_words)
     if dig(draft.data, "spec", "prefixes") is not None:
         yield ("spec", "prefixes"), "groups and aggregates name the columns; drop `prefixes`"
     for aggregate in (grouped, following) if following is not None else (grouped,):
         for grouped_rule in AGGREGATE_RULES:
             yield from grouped_rule(aggregate)
     if dig(draft.data, "spec", TopN.field) is not None:
-        yield from _top_of_windows(emitted)
+        yield from _check_top_of_windows(emitted)
         emitted = emitted.numbered()
     for emitted_rule in EMITTED_RULES:
         yield from emitted_rule(emitted)
 
 
-def _kind(draft: JobDraft) -> type[WindowKind] | None:
+def _window_kind(draft: JobDraft) -> type[WindowKind] | None:
     return next((kind for kind in WINDOW_KINDS if dig(draft.data, *_WINDOW, kind.field) is not None), None)
 
 
@@ -104,7 +104,7 @@ def _emitted_columns(draft: JobDraft) -> Mapping[str, ColumnType | None] | None:
 # --- the window ---------------------------------------------------------------------------------------------------
 
 
-def _window(draft: JobDraft) -> Iterator[Finding]:
+def _check_window(draft: JobDraft) -> Iterator[Finding]:
     window = dig(draft.data, *_WINDOW)
     if window is None:
         facts = f"is missing: without a window no group would ever end; name one of {listed(AggregateWindow.fields)}"
@@ -115,7 +115,7 @@ def _window(draft: JobDraft) -> Iterator[Finding]:
         yield from kind.problems(dig(window, kind.field), (*_WINDOW, kind.field))
 
 
-def _counted_time(draft: JobDraft, at: Loc, words: tuple[str, str]) -> Iterator[Finding]:
+def _check_counted_time(draft: JobDraft, at: Loc, words: tuple[str, str]) -> Iterator[Finding]:
     """Require that the input whose event time counts, which the field `at` names, is in every row that the joins make.
     `words` say what would happen otherwise, and in what a row without an event time is."""
     if len(draft.by_name) != len(draft.inputs) or not draft.inputs:
@@ -144,7 +144,7 @@ def _counted_time(draft: JobDraft, at: Loc, words: tuple[str, str]) -> Iterator[
         yield at, f"{facts} {words[1]}; {todo}"
 
 
-def _steps_before(draft: JobDraft, step: str, *, in_windows: bool = True) -> Iterator[Finding]:
+def _check_steps_before(draft: JobDraft, step: str, *, in_windows: bool = True) -> Iterator[Finding]:
     """Reject joins that do not say which times they hand on (N3) to the `step` behind them. Unless `in_windows`, it
     does not follow window steps."""
     for join in draft.steps:
@@ -159,9 +159,9 @@ def _steps_before(draft: JobDraft, step: str, *, in_windows: bool = True) -> Ite
                 yield (*join.at, kind.field), f"{facts}; write interval, or {step} the output in a job of its own"
 
 
-def _late(draft: JobDraft) -> Iterator[Finding]:
-    kind = _kind(draft)
-    yield from _joined_rows_as_dead_letters(draft, (*_AT, "lateData"))
+def _check_late_rows(draft: JobDraft) -> Iterator[Finding]:
+    kind = _window_kind(draft)
+    yield from _reject_joined_dead_letters(draft, (*_AT, "lateData"))
     if dig(draft.data, *_AT, "lateData") == "dlq" and dig(draft.data, "spec", Deduplication.field) is not None:
         yield (*_AT, "lateData"), LATE_BEFORE
     if dig(draft.data, *_AT, "emitRetractions") is True and kind is not None and not kind.renames:
@@ -169,14 +169,14 @@ def _late(draft: JobDraft) -> Iterator[Finding]:
         yield (*_AT, "emitRetractions"), f"{facts}; leave it out"
 
 
-def _joined_rows_as_dead_letters(draft: JobDraft, at: Loc) -> Iterator[Finding]:
+def _reject_joined_dead_letters(draft: JobDraft, at: Loc) -> Iterator[Finding]:
     """Reject `lateData: dlq` behind joins; `at` is the path of the `lateData`."""
     if dig(draft.data, *at) == "dlq" and draft.steps:
         todo = "write lateData: dlq in the steps, which read records"
         yield at, f"the rows that joins make are no records, so none can be a dead letter; write drop, and {todo}"
 
 
-def _then(draft: GroupedDraft, row_words: str) -> Iterator[Finding]:
+def _check_then(draft: GroupedDraft, row_words: str) -> Iterator[Finding]:
     """Reject what the second aggregate cannot read (G10), or compute of the first one's rows (G11), except for
     types."""
     todo = "or aggregate the output in a job of its own"
@@ -191,7 +191,7 @@ def _then(draft: GroupedDraft, row_words: str) -> Iterator[Finding]:
                 "is no field of the aggregates of then; write `having` of the first aggregate, which leaves rows out"
             )
             yield (*_THEN, "aggregates", i, "where"), f"{facts}, {todo}"
-    yield from _own_window(draft, (*_THEN, "window"))
+    yield from _check_own_window(draft, (*_THEN, "window"))
     for i, item in enumerate(draft.fields("compute")):
         text, at = dig(item, "expression"), (*_THEN, "compute", i, "expression")
         if isinstance(text, str):
@@ -218,12 +218,12 @@ def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
                 yield (*at, name), f"is missing: {text}"
         if aggregated and kind is TopN:
             continue
-        yield from _ranked_keys((*at, "by"), draft, _emitted_columns(draft), "write <input>.<column>, of")
-        yield from _ranked_order(draft, (*at, "orderBy"))
-        yield from _own_window(draft, (*at, "window"))
-        yield from _counted_time(draft, (*at, "of"), ("rows would wait for ever", "no order"))
-        yield from _steps_before(draft, kind.field, in_windows=kind is TopN)
-        yield from _joined_rows_as_dead_letters(draft, (*at, "lateData"))
+        yield from _check_ranked_keys((*at, "by"), draft, _emitted_columns(draft), "write <input>.<column>, of")
+        yield from _check_ranked_order(draft, (*at, "orderBy"))
+        yield from _check_own_window(draft, (*at, "window"))
+        yield from _check_counted_time(draft, (*at, "of"), ("rows would wait for ever", "no order"))
+        yield from _check_steps_before(draft, kind.field, in_windows=kind is TopN)
+        yield from _reject_joined_dead_letters(draft, (*at, "lateData"))
         yield from late_without_dead_letters(draft, (*at, "lateData"))
         for source in draft.inputs if not draft.steps else ():
             if source.data.get("table") is not None:
@@ -231,7 +231,7 @@ def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
                 yield (*source.at, "table"), f"{facts}; drop `table`"
 
 
-def _top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
+def _check_top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
     """Every finding about a `topN` that ranks the rows of an aggregate (R6), which has no sessions and no changelog."""
     data, at = aggregate.data, ("spec", TopN.field)
     for name, text in TopN.of_windows.items():
@@ -247,7 +247,7 @@ def _top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
     if columns is not None and ROW_NUMBER in columns:
         facts = f"topN numbers the rows, and {ROW_NUMBER!r} is already a column of the aggregate (rule R6)"
         yield at, f"{facts}; give that column another name, with `as` or `compute`"
-    yield from _ranked_keys((*at, "by"), aggregate, columns, "columns are")
+    yield from _check_ranked_keys((*at, "by"), aggregate, columns, "columns are")
     lists = aggregate.lists_of_rows
     chosen = items(data, "spec", "select")
     named = [dig(item, "as") for item in chosen if dig(item, "expression") is not None]
@@ -259,7 +259,7 @@ def _top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
             yield from expression_of_windows(written_at, text, "expression", ranked, aggregate.row_words, lists=lists)
 
 
-def _ranked_keys(
+def _check_ranked_keys(
     at: Loc, draft: JobDraft, columns: Mapping[str, ColumnType | None] | None, todo: str
 ) -> Iterator[Finding]:
     """Check the columns of the key. `columns` are those that the rows have (None: unknown), which follow `todo`."""
@@ -276,7 +276,7 @@ def _ranked_keys(
             yield (*at, i), text
 
 
-def _ranked_order(draft: JobDraft, at: Loc) -> Iterator[Finding]:
+def _check_ranked_order(draft: JobDraft, at: Loc) -> Iterator[Finding]:
     columns = _emitted_columns(draft)
     for i, item in enumerate(items(draft.data, *at)):
         text = dig(item, "expression")
@@ -288,7 +288,7 @@ def _ranked_order(draft: JobDraft, at: Loc) -> Iterator[Finding]:
             yield (*at, i, "expression"), f"{facts}; sort by a part of it, by its path"
 
 
-def _own_window(draft: JobDraft, at: Loc) -> Iterator[Finding]:
+def _check_own_window(draft: JobDraft, at: Loc) -> Iterator[Finding]:
     window = dig(draft.data, *at)
     if window is not None:
         yield from exactly_one(window, at, OwnWindow.fields)

@@ -26,9 +26,14 @@ def refusals(old: Signed, new: Signed) -> Iterator[str]:
     """Why the state cannot be used. Leaves out differences that only follow from an earlier one."""
     stages: Sequence[Sequence[Check]]
     if new["kind"] == "SessionWindow":
-        stages = ((_kinds,), (_inputs,), (_times_and_tables, aggregate_refusals))
+        stages = ((_compare_kinds,), (_compare_inputs,), (_compare_times_and_tables, aggregate_refusals))
     else:
-        stages = ((_kinds,), (_inputs, _branches), (_shape,), (_times_and_tables, _in_steps, _behind_joins))
+        stages = (
+            (_compare_kinds,),
+            (_compare_inputs, _compare_branches),
+            (_compare_shape,),
+            (_compare_times_and_tables, _compare_steps, _compare_behind_joins),
+        )
     for checks in stages:
         reasons = [text for check in checks for text in check(old, new)]
         if reasons:
@@ -45,7 +50,7 @@ def warnings(old: Signed, new: Signed) -> Iterator[str]:
         yield from aggregate_warnings(old["aggregate"], new["aggregate"])
     for kind in RANKING_KINDS:
         if kind.field in new:
-            yield from _of_ranking(kind, old[kind.field], new[kind.field])
+            yield from _ranking_warnings(kind, old[kind.field], new[kind.field])
     field = Deduplication.field
     if "aggregate" in new and field in new and new[field]["keep"] == "last":
         # A shorter span hands on rows behind the watermark which it now hands on (N3, D5).
@@ -53,22 +58,22 @@ def warnings(old: Signed, new: Signed) -> Iterator[str]:
         if after < before:
             facts = f"{field}.within went from {format_duration(before)} to {format_duration(after)}"
             yield f"{facts}: the last rows of spans that are open may be late for the aggregate, and are counted"
-    for number, (was, now, where) in enumerate(_steps(old, new)):
+    for number, (was, now, where) in enumerate(_pair_steps(old, new)):
         yield from (f"{text}{where}" for text in _step_warnings(was, now, new, number))
 
 
-def _kinds(old: Signed, new: Signed) -> Iterator[str]:
+def _compare_kinds(old: Signed, new: Signed) -> Iterator[str]:
     if old["kind"] != new["kind"]:
         yield f"the kind of job was {old['kind']}, it is now {new['kind']}"
 
 
-def _inputs(old: Signed, new: Signed) -> Iterator[str]:
+def _compare_inputs(old: Signed, new: Signed) -> Iterator[str]:
     before, after = ([side["name"] for side in signature["inputs"]] for signature in (old, new))
     if before != after:
         yield f"the inputs were {listed(before)}, they are now {listed(after)}; they keep their names and order"
 
 
-def _branches(old: Signed, new: Signed) -> Iterator[str]:
+def _compare_branches(old: Signed, new: Signed) -> Iterator[str]:
     """Compare, for aliases that both texts have, what the SELECTs of unions read. A state that is older than the field
     says nothing of its aliases."""
     for source, was in old.get("branches", {}).items():
@@ -80,7 +85,7 @@ def _branches(old: Signed, new: Signed) -> Iterator[str]:
                 yield f"{facts}: records would come twice or be missing; {todo}"
 
 
-def _shape(old: Signed, new: Signed) -> Iterator[str]:
+def _compare_shape(old: Signed, new: Signed) -> Iterator[str]:
     before, after = len(old["steps"]), len(new["steps"])
     if before != after:
         yield f"there were {before} steps, there are now {after}; steps are neither added nor removed"
@@ -91,7 +96,7 @@ def _shape(old: Signed, new: Signed) -> Iterator[str]:
         for field, words in (("window", "the kind of window"), ("of", "the input whose event time windows count")):
             if old["aggregate"][field] != new["aggregate"][field]:
                 yield f"{words} was {old['aggregate'][field]}, it is now {new['aggregate'][field]}"
-        yield from _shape_of_next(old["aggregate"].get("then"), new["aggregate"].get("then"))
+        yield from _compare_next(old["aggregate"].get("then"), new["aggregate"].get("then"))
     for kind in RANKING_KINDS:
         name = kind.field
         if (name in old) != (name in new):
@@ -100,13 +105,13 @@ def _shape(old: Signed, new: Signed) -> Iterator[str]:
         elif name in new and old[name]["of"] != new[name]["of"]:
             facts = f"the input whose event time counts for {name} was {old[name]['of']}"
             yield f"{facts}, it is now {new[name]['of']}"
-    for was, now, where in _steps(old, new):
+    for was, now, where in _pair_steps(old, new):
         for field, words in (("right", "right input"), ("kind", "kind of step")):
             if was[field] != now[field]:
                 yield f"the {words} was {was[field]}, it is now {now[field]}{where}"
 
 
-def _shape_of_next(was: Signed | None, now: Signed | None) -> Iterator[str]:
+def _compare_next(was: Signed | None, now: Signed | None) -> Iterator[str]:
     field, same = "window", "that of the first aggregate"
     if (was is None) != (now is None):
         change = "is now" if was is None else "was"
@@ -115,12 +120,12 @@ def _shape_of_next(was: Signed | None, now: Signed | None) -> Iterator[str]:
         yield f"the kind of window of then was {was.get(field, same)}, it is now {now.get(field, same)}"
 
 
-def _in_steps(old: Signed, new: Signed) -> Iterator[str]:
-    for number, (was, now, where) in enumerate(_steps(old, new)):
-        yield from (f"{text}{where}" for text in _matching(was, now, new, number))
+def _compare_steps(old: Signed, new: Signed) -> Iterator[str]:
+    for number, (was, now, where) in enumerate(_pair_steps(old, new)):
+        yield from (f"{text}{where}" for text in _compare_step(was, now, new, number))
 
 
-def _behind_joins(old: Signed, new: Signed) -> Iterator[str]:
+def _compare_behind_joins(old: Signed, new: Signed) -> Iterator[str]:
     if "aggregate" in new:
         yield from aggregate_refusals(old["aggregate"], new["aggregate"])
         if "then" in new["aggregate"]:
@@ -136,10 +141,10 @@ def _behind_joins(old: Signed, new: Signed) -> Iterator[str]:
         for field, words in kind.fixed.items():
             if was.get(field) != now.get(field):
                 yield f"{words} was {kind.signed_text(was[field])}, it is now {kind.signed_text(now[field])}"
-        yield from _changed_types(was["stored"], now["stored"], "")
+        yield from _compare_types(was["stored"], now["stored"], "")
 
 
-def _of_ranking(kind: type[RankingKind], was: Signed, now: Signed) -> Iterator[str]:
+def _ranking_warnings(kind: type[RankingKind], was: Signed, now: Signed) -> Iterator[str]:
     """Warns of longer times and more rows, which bring nothing back, and of columns that are new."""
     for field in ("within", "allowedLateness", "rows"):
         if now.get(field, 0) > was.get(field, 0):
@@ -150,12 +155,13 @@ def _of_ranking(kind: type[RankingKind], was: Signed, now: Signed) -> Iterator[s
     yield from _null_before([column for column in now["stored"] if column not in was["stored"]])
 
 
-def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
+def _compare_times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
     for was, now in zip(old["inputs"], new["inputs"], strict=True):
         if was["eventTime"] != now["eventTime"]:
             yield f"the event time of {now['name']} was {was['eventTime']}, it is now {now['eventTime']}"
         if was["table"] != now["table"]:
-            yield f"the table key of {now['name']} was {_key(was['table'])}, it is now {_key(now['table'])}"
+            before, after = (_table_key_text(side["table"]) for side in (was, now))
+            yield f"the table key of {now['name']} was {before}, it is now {after}"
         if was.get("union") != now.get("union"):
             before, after = ("a union" if side.get("union") else "one input" for side in (was, now))
             facts = f"{now['name']} was {before}, it is now {after}"
@@ -169,11 +175,11 @@ def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
             yield f"{facts}: rows that the files or the topic have would be missing or come twice"
 
 
-def _key(columns: list[str] | None) -> str:
+def _table_key_text(columns: list[str] | None) -> str:
     return listed(columns) if columns is not None else "none"
 
 
-def _steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:
+def _pair_steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:
     """Yield each step as it was and as it is, and words for its place in a chain."""
     for number, (was, now) in enumerate(zip(old["steps"], new["steps"], strict=False), start=1):
         yield was, now, f" (step {number})" if len(new["steps"]) > 1 else ""
@@ -182,9 +188,9 @@ def _steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:
 # --- one step -----------------------------------------------------------------------------------------------------
 
 
-def _matching(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str]:
+def _compare_step(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str]:
     if was["keys"] != now["keys"]:
-        yield f"the keys were {_keys(was)}, they are now {_keys(now)}"
+        yield f"the keys were {_keys_text(was)}, they are now {_keys_text(now)}"
     facts = f"the join type was {was['type']}, it is now {now['type']}"
     if was["type"] != now["type"] and {was["type"], now["type"]} & {*EXISTENCE}:
         yield f"{facts}, and a semi or anti join keeps other rows and columns than any other type"
@@ -202,21 +208,21 @@ def _matching(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[st
         if was.get(field) != now.get(field):
             times = [format_duration(step[field]) for step in (was, now)]
             yield f"the {words} was {times[0]}, it is now {times[1]}, which would cut windows that are open"
-    for side, prefix in _sides(now, new, number).items():
-        yield from _changed_types(was["stored"][side], now["stored"][side], prefix)
+    for side, prefix in _name_prefixes(now, new, number).items():
+        yield from _compare_types(was["stored"][side], now["stored"][side], prefix)
 
 
-def _keys(step: Signed) -> str:
+def _keys_text(step: Signed) -> str:
     return listed(f"{left} = {right} ({kind})" for left, right, kind in step["keys"])
 
 
-def _sides(now: Signed, new: Signed, number: int) -> Mapping[str, str]:
+def _name_prefixes(now: Signed, new: Signed, number: int) -> Mapping[str, str]:
     """Return the prefix of a stored column's name on each side of a step; empty if its input's name is already part of
     it."""
     return {"left": "" if number > 0 else f"{new['inputs'][0]['name']}.", "right": f"{now['right']}."}
 
 
-def _changed_types(was: Mapping[str, str], now: Mapping[str, str], prefix: str) -> Iterator[str]:
+def _compare_types(was: Mapping[str, str], now: Mapping[str, str], prefix: str) -> Iterator[str]:
     for column, kind in now.items():
         before = was.get(column)
         if before not in {None, kind}:
@@ -252,6 +258,6 @@ def _step_warnings(was: Signed, now: Signed, new: Signed, number: int) -> Iterat
         yield f"{facts}: rows of the {sides} that wait without a match will not be emitted"
     # Every stored row has the time from which its step's bounds count, as its own.
     times = {f"{side['name']}.{side['eventTime']}" for side in new["inputs"] if side["name"] == now.get("of")}
-    for side, prefix in _sides(now, new, number).items():
+    for side, prefix in _name_prefixes(now, new, number).items():
         fresh = [f"{prefix}{column}" for column in now["stored"][side] if column not in was["stored"][side]]
         yield from _null_before([column for column in fresh if column not in times])

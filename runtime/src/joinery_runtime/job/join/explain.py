@@ -47,9 +47,9 @@ def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[St
 def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, part: str, stored: Sequence[str]) -> StepPlan:
     """Return the plan of step `number` (0 is the first), which emits some of the rows of the step before. The `part` of
     the state keeps the columns `stored`."""
-    read = _rows_before(job, number)
+    read = _read_rows_before(job, number)
     time = job.aggregated_time if read.of_windows else job.ranked_time(ranking)
-    watermark = _watermark(time, number)
+    watermark = _watermark_name(time, number)
     lateness = f"{format_duration(ranking.allowed_lateness)} [allowedLateness]"
     handling = "written to the dead letters" if ranking.late_data == "dlq" else "dropped"
     none = "none, unless a step has lateData: reopen; such rows are " if number else ""
@@ -69,7 +69,7 @@ def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, part: str,
         part=part,
         rows_of=read.words,
         kept_until=f"{watermark} {ranking.kept_text} + {lateness}",
-        kept_for_ms=ranking.kept_for + ranking.allowed_lateness + _lag(job, time, number),
+        kept_for_ms=ranking.kept_for + ranking.allowed_lateness + _watermark_lag(job, time, number),
         row_bytes=ENGINE_ROW_BYTES + 1 + sum(widths.get(name, COMPUTED_BYTES) for name in stored),
     )
     return StepPlan(f"{ranking.title} of {read.words}", lines, (side,), ranking.shorter)
@@ -77,13 +77,13 @@ def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, part: str,
 
 def _aggregate_plan(job: StreamJoin, aggregation: Aggregation, number: int, part: str) -> StepPlan:
     """Return the plan of step `number` (0 is the first), which aggregates the rows of the step before."""
-    time, read = job.aggregated_time, _rows_before(job, number)
+    time, read = job.aggregated_time, _read_rows_before(job, number)
     then = job.aggregation.then if job.aggregation is not None and read.of_windows else None
     aggregated = Aggregated(
         rows_of=read.words,
         time=time,
-        watermark=_watermark(time, number),
-        lag=_lag(job, time, number),
+        watermark=_watermark_name(time, number),
+        lag=_watermark_lag(job, time, number),
         types=read.types,
         part=part,
         from_steps=number > 0 and not read.of_windows,
@@ -106,7 +106,7 @@ class _RowsBefore:
     never_late: str = ""
 
 
-def _rows_before(job: StreamJoin, number: int) -> _RowsBefore:
+def _read_rows_before(job: StreamJoin, number: int) -> _RowsBefore:
     before = _steps_before(job, number)
     if before and isinstance(before[-1], Aggregation):
         words = f"{before[-1].form.rows} of step {number}"
@@ -122,18 +122,18 @@ def _steps_before(job: StreamJoin, number: int) -> list[RankingKind | Aggregatio
     return list(job.behind_joins.values())[: number - len(job.joins)]
 
 
-def _watermark(time: str, number: int) -> str:
+def _watermark_name(time: str, number: int) -> str:
     """Return the name of the watermark of the input `time` that step `number` sees: that of the step before, or its
     own."""
     return f"wm({time} after step {number})" if number else f"wm({time})"
 
 
-def _lag(job: StreamJoin, time: str, number: int) -> int:
+def _watermark_lag(job: StreamJoin, time: str, number: int) -> int:
     """How far that watermark trails the rows (ms)."""
     joined = job.input(time).watermark.delay
     if job.joins:
         chain = Chain()
-        deque(_steps_of(job, chain), maxlen=0)  # which updates the chain, to what it is after the last step
+        deque(_keep_of_steps(job, chain), maxlen=0)  # which updates the chain, to what it is after the last step
         joined = chain.lag[time]
     return joined + sum(
         step.allowed_lateness + (step.waits_for if isinstance(step, RankingKind) else 0)
@@ -167,9 +167,9 @@ class _StepExplainer:
             widths = [BYTES[kind.name] if isinstance(kind, ColumnType) else COMPUTED_BYTES for kind in types]
             sides.append(SidePlan(part, labels[i], until[i], kept_ms[i], ENGINE_ROW_BYTES + sum(widths)))
         title = f"{self._step.type} {self._kind.title} join"
-        return StepPlan(title, tuple(self._lines()), tuple(sides), self._kind.shorter, self._step.right)
+        return StepPlan(title, tuple(self._plan_lines()), tuple(sides), self._kind.shorter, self._step.right)
 
-    def _lines(self) -> Iterator[tuple[str, str]]:
+    def _plan_lines(self) -> Iterator[tuple[str, str]]:
         step = self._step
         pairs = [f"{pair.left} = {pair.right}" for pair in self._job.keys_of(step)]
         without = f"none, a join on time only; every shard gets all rows of {step.broadcast} (broadcast)"
@@ -199,10 +199,10 @@ class _StepExplainer:
 
 def kept_for(job: StreamJoin) -> Iterator[tuple[int, int]]:
     """Per step, how long the left and the right rows are kept, in milliseconds of event time after their own."""
-    yield from _steps_of(job, Chain())
+    yield from _keep_of_steps(job, Chain())
 
 
-def _steps_of(job: StreamJoin, chain: Chain) -> Iterator[tuple[int, int]]:
+def _keep_of_steps(job: StreamJoin, chain: Chain) -> Iterator[tuple[int, int]]:
     """Like `kept_for`. Updates `chain` to the times after each step."""
     first = job.spec.inputs[0].name
     chain.distances[first, first] = (0, 0)
@@ -222,29 +222,29 @@ def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:
     for number, step in enumerate(job.joins):
         left, right = part_names(number)
         chained = number > 0
-        refs = [ref for name in job.left_inputs(number) for ref in _stored(job, name, chained=chained)]
+        refs = [ref for name in job.left_inputs(number) for ref in _stored_columns(job, name, chained=chained)]
         columns[left] = [f"{ref.input}.{ref.column}" if chained else ref.column for ref in refs]
-        columns[right] = [ref.column for ref in _stored(job, step.right, chained=False)]
+        columns[right] = [ref.column for ref in _stored_columns(job, step.right, chained=False)]
     for part, behind in job.behind_joins.items():
         if isinstance(behind, TopN) and job.last_aggregation is not None:
             columns[part] = tuple(job.last_aggregation.columns_by_name)
         elif isinstance(behind, RankingKind):
             chained = bool(job.joins) or behind is not job.rankings[0]
-            refs = [ref for name in job.joined for ref in _stored(job, name, chained=chained)]
+            refs = [ref for name in job.joined for ref in _stored_columns(job, name, chained=chained)]
             columns[part] = [str(ref) if chained else ref.column for ref in refs]
     return columns
 
 
-def _stored(job: StreamJoin, name: str, *, chained: bool) -> list[Reference]:
+def _stored_columns(job: StreamJoin, name: str, *, chained: bool) -> list[Reference]:
     """Return the stored columns of an input. Its event time is a column of the engine, unless it came through a
     step."""
-    used, side = _used(job), job.input(name)
+    used, side = _used_columns(job), job.input(name)
     every = [Reference(name, column) for column in side.types if chained or column != side.event_time]
     computed = [key for key in job.computed_keys if key.input == name]
     return [*(ref for ref in every if used is None or ref in used), *computed]
 
 
-def _used(job: StreamJoin) -> set[Reference] | None:
+def _used_columns(job: StreamJoin) -> set[Reference] | None:
     """Return the columns that the job uses; None if an expression may use any column."""
     if job.has_expressions:
         return None

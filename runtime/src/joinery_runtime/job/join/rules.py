@@ -35,10 +35,10 @@ _FROM_SQL = ("joins", "select", "aggregate")
 def broken_rules(data: Mapping[str, Any]) -> list[Finding]:
     """List the rules that a resource with these YAML field names breaks, each with its place."""
     sql = dig(data, *_SQL)
-    return _broken(data) if not isinstance(sql, str) or not sql else list(_broken_sql(data, sql))
+    return _broken_fields(data) if not isinstance(sql, str) or not sql else list(_broken_sql(data, sql))
 
 
-def _broken(data: Mapping[str, Any]) -> list[Finding]:
+def _broken_fields(data: Mapping[str, Any]) -> list[Finding]:
     draft = read_draft(data)
     of_rows = [finding for rule in _RULES for finding in rule(draft)]
     if dig(data, "spec", "aggregate") is not None:
@@ -61,7 +61,7 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     beside = ranking_beside_sql(spec.get(Deduplication.field), spec.get(TopN.field))
     translation = _fitting_translation(data, sql, tuple(tables), beside) if tables_known else None
     problems = translation.problems if translation is not None else check_shape(sql)
-    problems = (*problems, *(_repeated_unions(draft, translation) if translation is not None else ()))
+    problems = (*problems, *(_reject_repeated_unions(draft, translation) if translation is not None else ()))
     yield from ((_SQL, problem) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
     ranking = translation.ranking if translation is not None else None
@@ -82,9 +82,9 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
         translated_fields = {"select": [None]}  # an unknown column, which silences the rules on outputs
     # A wrong aggregate is none of the fields, but its job needs one input only.
     grouped = problems and translation is not None and translation.aggregate is not None
-    findings = _broken({**data, "spec": {**rest, **translated_fields}})
+    findings = _broken_fields({**data, "spec": {**rest, **translated_fields}})
     repeats = {**repeated_branches, **(translation.repeats if translation is not None else {})}
-    for at, message in _placed(findings, labels, [source.name for source in sources], repeats):
+    for at, message in _place_findings(findings, labels, [source.name for source in sources], repeats):
         if ranking is not None and at[1:2] == (ranking.field,) and at[2:3] and at[2] in ranking.entries:
             yield _SQL, message
             continue
@@ -145,7 +145,7 @@ def _fitting_translation(
     return translations(fitting_stars(sql, translations, mentioned, in_postgres=in_postgres))
 
 
-def _placed(
+def _place_findings(
     findings: Iterable[Finding],
     labels: Mapping[Loc, str],
     declared: Sequence[str | None],
@@ -169,7 +169,7 @@ def _placed(
                 yield at, message
 
 
-def _repeated_unions(draft: JobDraft, translation: Translation) -> Iterator[str]:
+def _reject_repeated_unions(draft: JobDraft, translation: Translation) -> Iterator[str]:
     for name in dict.fromkeys(translation.repeats.values()):
         if draft.by_name[name].at[1] == "unions":
             facts = f"{name!r} is a union, which a job reads once (rule U3)"

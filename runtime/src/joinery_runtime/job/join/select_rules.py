@@ -31,7 +31,7 @@ from joinery_runtime.job.model.references import (
 from joinery_runtime.job.model.wording import listed, suggestion
 
 
-def _items(draft: JobDraft) -> Iterator[Finding]:
+def _check_items(draft: JobDraft) -> Iterator[Finding]:
     for i, item in enumerate(items(draft.data, "spec", "select")):
         at = ("spec", "select", i)
         yield from exactly_one(item, at, ("column", "expression"))
@@ -42,7 +42,7 @@ def _items(draft: JobDraft) -> Iterator[Finding]:
                 facts = f"{column!r} is a column of window joins only (rule W4)"
                 yield (*at, "column"), f"{facts}; write <input>.{column}, or leave it out"
             elif ref is not None:
-                yield from _unknown_names((*at, "column"), ref.input, ref.column, draft)
+                yield from _check_name((*at, "column"), ref.input, ref.column, draft)
             elif isinstance(column, str) and column:
                 yield (*at, "column"), f"{column!r} does not name its input; write <input>.{column}"
         if isinstance(text := dig(item, "expression"), str):
@@ -57,7 +57,7 @@ def check_expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
     if tree is None:
         return
     for column in tree.find_all(exp.Column):
-        if not column.table and column.name in WINDOW_COLUMNS and _is_windowed(draft) and not _rankings(draft):
+        if not column.table and column.name in WINDOW_COLUMNS and _is_windowed(draft) and not _named_rankings(draft):
             continue
         if not column.table and column.name in _engine_columns(draft):
             todo = f"select it as it is: column: {column.name}" if at[1] == "select" else "write a column of an input"
@@ -65,10 +65,10 @@ def check_expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
         elif not column.table:
             yield at, f"{column.name!r} does not name its input; write <input>.{column.name}"
         elif column.args.get("db") is None:
-            yield from _unknown_names(at, column.table, column.name, draft)
+            yield from _check_name(at, column.table, column.name, draft)
 
 
-def _unknown_names(at: Loc, input_name: str, column: str, draft: JobDraft) -> Iterator[Finding]:
+def _check_name(at: Loc, input_name: str, column: str, draft: JobDraft) -> Iterator[Finding]:
     side = draft.by_name.get(input_name)
     if not draft.all_named:
         return
@@ -84,8 +84,8 @@ def _unknown_names(at: Loc, input_name: str, column: str, draft: JobDraft) -> It
 # --- names --------------------------------------------------------------------------------------------------------
 
 
-def _names(draft: JobDraft) -> Iterator[Finding]:
-    names = [_name(item) for item in items(draft.data, "spec", "select")]
+def _check_names(draft: JobDraft) -> Iterator[Finding]:
+    names = [_output_name(item) for item in items(draft.data, "spec", "select")]
     for i, repeated in repeats(names):
         yield ("spec", "select", i), f"two output columns are named {repeated!r} (rule J10); rename one with `as`"
     for i, name in enumerate(names):
@@ -104,7 +104,7 @@ def _names(draft: JobDraft) -> Iterator[Finding]:
 def output_names(draft: JobDraft) -> list[str] | None:
     """All output columns; None while a mistake hides one."""
     if dig(draft.data, "spec", "select") is not None:
-        names = [_name(item) for item in items(draft.data, "spec", "select")]
+        names = [_output_name(item) for item in items(draft.data, "spec", "select")]
         columns = [name for name in names if name is not None]
         if len(columns) < len(names):
             return None
@@ -113,7 +113,7 @@ def output_names(draft: JobDraft) -> list[str] | None:
     return [*columns, *_engine_columns(draft)] if columns else None
 
 
-def _name(item: object) -> str | None:
+def _output_name(item: object) -> str | None:
     renamed, column = dig(item, "as"), dig(item, "column")
     if isinstance(renamed, str):
         return renamed
@@ -141,12 +141,12 @@ def _every_column(draft: JobDraft) -> Iterator[str]:
 
 def _engine_columns(draft: JobDraft) -> tuple[str, ...]:
     """Return the columns that rows have beside those of inputs."""
-    if rankings := _rankings(draft):
+    if rankings := _named_rankings(draft):
         return tuple(name for kind in rankings for name in kind.adds)
     return WINDOW_COLUMNS if _is_windowed(draft) else ()
 
 
-def _rankings(draft: JobDraft) -> list[type[RankingKind]]:
+def _named_rankings(draft: JobDraft) -> list[type[RankingKind]]:
     return [kind for kind in RANKING_KINDS if dig(draft.data, "spec", kind.field) is not None]
 
 
@@ -156,4 +156,4 @@ def _is_windowed(draft: JobDraft) -> bool:
     return any(step.data.get(field) is not None for step in draft.steps for field in fields)
 
 
-RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (_items, _names)
+RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (_check_items, _check_names)

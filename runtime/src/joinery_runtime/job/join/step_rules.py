@@ -31,7 +31,7 @@ from joinery_runtime.job.model.wording import either, listed, suggestion
 _PARTITIONED_BY = ("string", "binary", "int32", "int64")
 
 
-def _number_of_steps(draft: JobDraft) -> Iterator[Finding]:
+def _check_number_of_steps(draft: JobDraft) -> Iterator[Finding]:
     spec = dig(draft.data, "spec")
     if draft.steps or (dig(spec, "sql") is not None and dig(spec, "aggregate") is None) or len(draft.inputs) < 2:
         return
@@ -43,7 +43,7 @@ def _number_of_steps(draft: JobDraft) -> Iterator[Finding]:
         yield source.at, facts
 
 
-def _inputs_of_steps(draft: JobDraft) -> Iterator[Finding]:
+def _check_inputs_of_steps(draft: JobDraft) -> Iterator[Finding]:
     """Check that the chain starts at the first input, and that each other input is the right side of one step."""
     wrong = False
     for step in draft.steps:
@@ -74,7 +74,7 @@ def _inputs_of_steps(draft: JobDraft) -> Iterator[Finding]:
 # --- keys ---------------------------------------------------------------------------------------------------------
 
 
-def _keys(draft: JobDraft) -> Iterator[Finding]:
+def _check_keys(draft: JobDraft) -> Iterator[Finding]:
     for step in draft.steps:
         keys = step.data.get("keys")
         if not isinstance(keys, Mapping):
@@ -85,10 +85,10 @@ def _keys(draft: JobDraft) -> Iterator[Finding]:
                 todo += f", or for a join on time only the small side: broadcast: {step.data.get('right')}"
             yield (*step.at, "keys"), f"there is no key, so every row would meet every row (rule J9); {todo}"
         for left, right in keys.items():
-            yield from _key((*step.at, "keys", left), (left, right), step)
+            yield from _check_key((*step.at, "keys", left), (left, right), step)
 
 
-def _key(at: Loc, texts: tuple[Any, Any], step: StepDraft) -> Iterator[Finding]:
+def _check_key(at: Loc, texts: tuple[Any, Any], step: StepDraft) -> Iterator[Finding]:
     if step.right is None or not step.left:
         return
     columns = _columns_of(step)
@@ -106,7 +106,7 @@ def _key(at: Loc, texts: tuple[Any, Any], step: StepDraft) -> Iterator[Finding]:
     elif first.input == step.right.name and second.input in step.left_names:
         yield at, f"the left input comes first; swap it: {second}: {first}"
     else:
-        wrong = [*_side_problems(at, first, step.left, step), *_side_problems(at, second, (step.right,), step)]
+        wrong = [*_check_side(at, first, step.left, step), *_check_side(at, second, (step.right,), step)]
         yield from wrong
         sides_of_keys = [(step.side_of(ref.input), ref.column) for ref in (first, second)]
         left, right = (side.types.get(column) if side and side.types else None for side, column in sides_of_keys)
@@ -136,7 +136,7 @@ def _columns_of(step: StepDraft) -> Columns:
     return {source.name or "": source.types or {} for source in (*step.left, step.right) if source is not None}
 
 
-def _side_problems(at: Loc, ref: Reference, side: tuple[InputDraft, ...], step: StepDraft) -> Iterator[Finding]:
+def _check_side(at: Loc, ref: Reference, side: tuple[InputDraft, ...], step: StepDraft) -> Iterator[Finding]:
     source = next((source for source in side if source.name == ref.input), None)
     absent = next((absent for absent in step.absent if absent.source.name == ref.input), None)
     if absent is not None:
@@ -156,7 +156,7 @@ def _side_problems(at: Loc, ref: Reference, side: tuple[InputDraft, ...], step: 
 # --- broadcast ----------------------------------------------------------------------------------------------------
 
 
-def _broadcast(draft: JobDraft) -> Iterator[Finding]:
+def _check_broadcast(draft: JobDraft) -> Iterator[Finding]:
     for step in draft.steps:
         name, at = step.data.get("broadcast"), (*step.at, "broadcast")
         if not isinstance(name, str):
@@ -175,13 +175,13 @@ def _broadcast(draft: JobDraft) -> Iterator[Finding]:
             names = [*(step.left_names if step.number == 0 else []), step.right.name or ""]
             yield at, f"{name!r} is not a side of this step{suggestion(name, names)}; write {either(names)}"
         elif join_type in ("full", "right" if name == step.right.name else "left"):
-            yield at, _preserved(name, str(join_type), step)
+            yield at, _preserved_side_text(name, str(join_type), step)
         elif join_type in EXISTENCE and name != step.right.name:
             facts = f"a {join_type} join emits each row of {name!r} once, and a broadcast side is in every shard"
             yield at, f"{facts} (rule J9); write broadcast: {step.right.name}, or name a key"
 
 
-def _preserved(name: str, kind: str, step: StepDraft) -> str:
+def _preserved_side_text(name: str, kind: str, step: StepDraft) -> str:
     facts = f"a {kind} join keeps unmatched rows of {name!r}, which a broadcast side cannot (rule J9)"
     right = str(step.data.get("right"))
     alternatives = [other for other in (right, *(step.left_names if step.number == 0 else ())) if other != name]
@@ -193,10 +193,10 @@ def _preserved(name: str, kind: str, step: StepDraft) -> str:
 # --- co-partitioned ---------------------------------------------------------------------------------------------------
 
 
-def _co_partitioned(draft: JobDraft) -> Iterator[Finding]:
+def _check_co_partitioned(draft: JobDraft) -> Iterator[Finding]:
     for step in draft.steps:
         if step.data.get("coPartitioned") is True:
-            yield from (((*step.at, "coPartitioned"), text) for text in _not_co_partitioned(draft, step))
+            yield from (((*step.at, "coPartitioned"), text) for text in _co_partitioning_problems(draft, step))
         elif step.data.get("partitioner") not in {None, JoinStep.model_fields["partitioner"].default}:
             yield (*step.at, "partitioner"), "is for coPartitioned: true, which is not set; set it, or leave this out"
 
@@ -204,7 +204,7 @@ def _co_partitioned(draft: JobDraft) -> Iterator[Finding]:
 _BEHIND_JOINS = ("aggregate", *(kind.field for kind in RANKING_KINDS))
 
 
-def _not_co_partitioned(draft: JobDraft, step: StepDraft) -> Iterator[str]:
+def _co_partitioning_problems(draft: JobDraft, step: StepDraft) -> Iterator[str]:
     keys = step.data.get("keys")
     if len(draft.steps) > 1:
         yield f"is for a job of one step, and there are {len(draft.steps)}; leave it out"
@@ -238,7 +238,7 @@ def _not_co_partitioned(draft: JobDraft, step: StepDraft) -> Iterator[str]:
 # --- how a step matches rows in time ----------------------------------------------------------------------------------
 
 
-def _one_way(draft: JobDraft) -> Iterator[Finding]:
+def _check_one_way(draft: JobDraft) -> Iterator[Finding]:
     for step in draft.steps:
         named = [way for way in FIELDS if step.data.get(way) is not None]
         if step.data and not named:
@@ -251,7 +251,7 @@ def _one_way(draft: JobDraft) -> Iterator[Finding]:
             yield step.at, f"needs exactly one of {listed(FIELDS)}: {listed(named)} are named"
 
 
-def _steps_behind_the_last(draft: JobDraft) -> Iterator[Finding]:
+def _check_steps_behind_the_last(draft: JobDraft) -> Iterator[Finding]:
     """Reject steps behind a kind of step that does not say which times it hands on (N3)."""
     for step in draft.steps[:-1]:
         for kind in STEP_KINDS:
@@ -260,7 +260,7 @@ def _steps_behind_the_last(draft: JobDraft) -> Iterator[Finding]:
                 yield (*step.at, *kind.path()), f"{facts}; make it the last step, or a job of its own"
 
 
-def _counted_from(draft: JobDraft) -> Iterator[Finding]:
+def _check_counted_from(draft: JobDraft) -> Iterator[Finding]:
     """Check that a step counts from the time of an input that was joined before, and whose time the steps before
     bound."""
     unbounded: set[str] = set()
@@ -291,7 +291,7 @@ def _not_before(origin: str, kind: type[StepKind], step: StepDraft, names: Seque
     return f"{facts}: write {either(names)}{swap}"
 
 
-def _lateness(draft: JobDraft) -> Iterator[Finding]:
+def _check_lateness(draft: JobDraft) -> Iterator[Finding]:
     final = {kind.field: kind.what_is_final for kind in STEP_KINDS if kind.what_is_final}
     never = {kind.field: kind.never_late for kind in STEP_KINDS if kind.never_late}
     for step in draft.steps:
@@ -307,7 +307,15 @@ def _lateness(draft: JobDraft) -> Iterator[Finding]:
 
 
 RULES: Rules = (
-    *(_number_of_steps, _inputs_of_steps, _keys, _broadcast, _co_partitioned, _one_way, _steps_behind_the_last),
-    *(_counted_from, _lateness),
+    *(
+        _check_number_of_steps,
+        _check_inputs_of_steps,
+        _check_keys,
+        _check_broadcast,
+        _check_co_partitioned,
+        _check_one_way,
+        _check_steps_behind_the_last,
+    ),
+    *(_check_counted_from, _check_lateness),
     *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.rules),
 )

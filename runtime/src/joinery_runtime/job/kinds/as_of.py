@@ -16,7 +16,7 @@ from joinery_runtime.job.model.references import EXISTENCE
 from joinery_runtime.job.model.wording import listed
 
 
-def _as_of(draft: JobDraft) -> Iterator[Finding]:
+def _check_as_of(draft: JobDraft) -> Iterator[Finding]:
     for step in draft.steps:
         if step.data.get("asOf") is not None and (milliseconds(step.data.get("allowedLateness")) or 0) > 0:
             facts = "an asOf step drops no row as late (rule A3)"
@@ -28,7 +28,7 @@ def _as_of(draft: JobDraft) -> Iterator[Finding]:
                 facts = f"grace ({raw['grace']}) is not below historyRetention ({raw['historyRetention']})"
                 todo = "so versions would go before the rows that wait; keep them longer"
                 yield (*step.at, "asOf", "grace"), f"{facts}, {todo}"
-            yield from _table(step)
+            yield from _check_table(step)
             kind = step.data.get("type", "inner")
             if kind in ("right", "full"):
                 facts = f"a {kind} join would keep unmatched versions of the table, which have no last moment"
@@ -38,7 +38,7 @@ def _as_of(draft: JobDraft) -> Iterator[Finding]:
                 yield (*step.at, "type"), f"{facts} (rule E1); write inner or left"
 
 
-def _table(step: StepDraft) -> Iterator[Finding]:
+def _check_table(step: StepDraft) -> Iterator[Finding]:
     if step.right is None:
         return
     keys, name = step.data.get("keys"), step.right.name
@@ -56,7 +56,7 @@ def _table(step: StepDraft) -> Iterator[Finding]:
         yield (*step.at, "keys"), f"{facts}; a version is looked up by the whole key and nothing else: name just that"
 
 
-def _tables_elsewhere(draft: JobDraft) -> Iterator[Finding]:
+def _check_tables_elsewhere(draft: JobDraft) -> Iterator[Finding]:
     """Reject a table outside of an as-of step: a table is read as versions, which only such a step understands."""
     if (not draft.steps and len(draft.inputs) > 1) or not all(step.sides_known for step in draft.steps):
         return
@@ -80,7 +80,7 @@ class AsOf(Model, StepKind):
     shorter: ClassVar[str] = "shorten historyRetention and grace"
     padding: ClassVar[str] = "where no version is valid"
     widens: ClassVar[Mapping[str, tuple[str, int]]] = {"historyRetention": ("historyRetention", 1)}
-    rules: ClassVar[Rules] = (_as_of, _tables_elsewhere)
+    rules: ClassVar[Rules] = (_check_as_of, _check_tables_elsewhere)
     cel_of_job: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.sql) || !has(self.joins) || "

@@ -14,7 +14,7 @@ from joinery_runtime.job.model.draft import Finding, JobDraft, dig
 from joinery_runtime.job.model.wording import listed
 
 
-def _interval(draft: JobDraft) -> Iterator[Finding]:
+def _check_interval(draft: JobDraft) -> Iterator[Finding]:
     for step in draft.steps:
         interval, at = step.data.get("interval"), (*step.at, "interval")
         lower, upper = milliseconds(dig(interval, "lower")), milliseconds(dig(interval, "upper"))
@@ -33,7 +33,7 @@ class Interval(Model, StepKind):
     padding: ClassVar[str] = "each once, when evicted without a match"
     matched: ClassVar[str] = "each once, at its first match"
     widens: ClassVar[Mapping[str, tuple[str, int]]] = {"lower": ("lower bound", -1), "upper": ("upper bound", 1)}
-    rules: ClassVar[Rules] = (_interval,)
+    rules: ClassVar[Rules] = (_check_interval,)
     cel_of_job: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.sql) || !has(self.joins) || "

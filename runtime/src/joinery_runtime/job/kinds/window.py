@@ -17,7 +17,7 @@ from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.wording import either
 
 
-def _window(draft: JobDraft) -> Iterator[Finding]:
+def _check_window(draft: JobDraft) -> Iterator[Finding]:
     """Check each window by itself."""
     for step in draft.steps:
         window, at = step.data.get("window"), (*step.at, "window")
@@ -29,7 +29,7 @@ def _window(draft: JobDraft) -> Iterator[Finding]:
             yield (*at, "hopping", "slide"), f"{facts}; write at most the size"
 
 
-def _one_window(draft: JobDraft) -> Iterator[Finding]:
+def _check_one_window(draft: JobDraft) -> Iterator[Finding]:
     """Require that all window steps of a chain join in the same windows, and that rows are in one (W5)."""
     first: StepDraft | None = None
     for step in draft.steps:
@@ -256,7 +256,7 @@ class Window(Model):
         return named
 
 
-_Window.rules = (_window, _one_window)
+_Window.rules = (_check_window, _check_one_window)
 _Window.cel = {
     Window: (exactly_one("tumbling", "hopping", "session"),),
     Hopping: (

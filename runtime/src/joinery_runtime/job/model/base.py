@@ -160,7 +160,7 @@ NO_UNIT = "no_unit"
 """The type of pydantic's error for a number without a unit."""
 
 
-def _duration(value: Any, info: ValidationInfo) -> int:
+def _parse_duration_field(value: Any, info: ValidationInfo) -> int:
     """Return milliseconds; only with PLAIN_NUMBERS an integer other than 0 is a duration."""
     ms = parse_duration(value)
     plain = isinstance(info.context, dict) and info.context.get("plain_numbers")
@@ -169,14 +169,14 @@ def _duration(value: Any, info: ValidationInfo) -> int:
     return ms
 
 
-def _duration_or_off(value: Any, info: ValidationInfo) -> int | None:
+def _parse_duration_or_off(value: Any, info: ValidationInfo) -> int | None:
     """Return milliseconds, or None for `off`. YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
     if value is False or value == OFF:
         return None
     if value == FILLED_IN_MS:
         return FILLED_IN_MS
     try:
-        ms = _duration(value, info)
+        ms = _parse_duration_field(value, info)
     except PydanticCustomError:
         raise
     except ValueError as error:
@@ -190,7 +190,7 @@ def format_duration_or_off(ms: int | None) -> str:
     return OFF if ms is None else format_duration(ms)
 
 
-def _share_or_off(value: Any) -> str:
+def _parse_share_or_off(value: Any) -> str:
     """YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
     text = OFF if value is False else value
     if isinstance(text, str) and re.fullmatch(_SHARE, text):
@@ -198,7 +198,7 @@ def _share_or_off(value: Any) -> str:
     raise ValueError(f"must be a share in percent, for example 1% or 0.5%, or {OFF}")
 
 
-def _column_type(value: Any) -> ColumnType:
+def _parse_column_type(value: Any) -> ColumnType:
     if isinstance(value, ColumnType):
         return value
     if not isinstance(value, str):
@@ -206,7 +206,7 @@ def _column_type(value: Any) -> ColumnType:
     return parse_type(value)
 
 
-def _epoch_ms(value: Any) -> int:
+def _parse_epoch_ms(value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     try:
@@ -221,14 +221,14 @@ def _epoch_ms(value: Any) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def _setting(value: Any) -> Any:
+def _setting_text(value: Any) -> Any:
     """Return a setting as text, as librdkafka and Spark want it; in YAML, numbers and booleans are usually unquoted."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value
 
 
-def _resolve(path: str, info: ValidationInfo) -> str:
+def _resolve_path(path: str, info: ValidationInfo) -> str:
     scheme, separator, rest = path.partition("://")
     if separator:
         local = f"write {rest}" if scheme == "file" else "mount it as a folder and write that path, or use Kafka"
@@ -244,19 +244,19 @@ Bool = Annotated[bool, Strict()]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Duration = Annotated[
     int,
-    BeforeValidator(_duration),
+    BeforeValidator(_parse_duration_field),
     PlainSerializer(format_duration),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
 ]
 PositiveDuration = Annotated[Duration, Field(ge=0)]
 DurationOrOff = Annotated[
     int | None,
-    BeforeValidator(_duration_or_off),
+    BeforeValidator(_parse_duration_or_off),
     PlainSerializer(format_duration_or_off),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
 ]
 ShareOrOff = Annotated[
-    str, BeforeValidator(_share_or_off), WithJsonSchema({"type": "string", "pattern": _SHARE, "maxLength": 8})
+    str, BeforeValidator(_parse_share_or_off), WithJsonSchema({"type": "string", "pattern": _SHARE, "maxLength": 8})
 ]
 ByteCount = Annotated[
     int,
@@ -266,28 +266,31 @@ ByteCount = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
 ]
 EpochMs = Annotated[
-    int, BeforeValidator(_epoch_ms), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]})
+    int, BeforeValidator(_parse_epoch_ms), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]})
 ]
 TypeField = Annotated[
-    ColumnType, PlainValidator(_column_type), PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})
+    ColumnType,
+    PlainValidator(_parse_column_type),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string"}),
 ]
-Setting = Annotated[str, BeforeValidator(_setting)]
+Setting = Annotated[str, BeforeValidator(_setting_text)]
 # `load_job` passes the file's folder, so that a job means the same wherever it is started from.
-FilePath = Annotated[Text, AfterValidator(_resolve)]
-TablePath = Annotated[Text, AfterValidator(lambda path, info: path if "://" in path else _resolve(path, info))]
+FilePath = Annotated[Text, AfterValidator(_resolve_path)]
+TablePath = Annotated[Text, AfterValidator(lambda path, info: path if "://" in path else _resolve_path(path, info))]
 Length = Annotated[PositiveDuration, Field(gt=0)]
 
 
-def _bound(value: Any, info: ValidationInfo) -> int:
+def _parse_bound(value: Any, info: ValidationInfo) -> int:
     try:
-        return _duration(value, info)
+        return _parse_duration_field(value, info)
     except PydanticCustomError:
         raise
     except ValueError as error:
         raise ValueError(f"{error} (a bound is constant, it cannot depend on a column)") from error
 
 
-Bound = Annotated[int, BeforeValidator(_bound), PlainSerializer(format_duration)]
+Bound = Annotated[int, BeforeValidator(_parse_bound), PlainSerializer(format_duration)]
 
 
 class Limits(Model):

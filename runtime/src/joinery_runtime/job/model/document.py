@@ -76,20 +76,20 @@ def plain_json(text: str) -> dict[str, Any] | None:
     if not text.startswith("{") or "${" in text:
         return None
     try:
-        document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+        document = json.loads(text, object_pairs_hook=_mapping_without_repeats, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _mapping_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         raise ValueError("a key is there twice")
     return mapping
 
 
-def _no_number(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is text in YAML")
 
 
@@ -101,25 +101,25 @@ class _Reader:
 
     def document(self, node: Node) -> Document:
         self._document.lines[()] = node.start_mark.line + 1
-        self._document.data = self._value(node, ())
+        self._document.data = self._read_value(node, ())
         return self._document
 
-    def _value(self, node: Node, at: Loc) -> Any:
+    def _read_value(self, node: Node, at: Loc) -> Any:
         self._values += 1
         if self._values > MAX_VALUES:
             raise ValueError(f"it expands to more than {MAX_VALUES} values; do not nest aliases")
         if isinstance(node, MappingNode):
-            return dict(self._pairs(node, at))
+            return dict(self._read_pairs(node, at))
         if isinstance(node, SequenceNode):
             for i, child in enumerate(node.value):
                 self._document.lines[*at, i] = child.start_mark.line + 1
-            return [self._value(child, (*at, i)) for i, child in enumerate(node.value)]
+            return [self._read_value(child, (*at, i)) for i, child in enumerate(node.value)]
         if self._environment is not None and isinstance(node, ScalarNode) and "${" in node.value:
-            node = self._filled(node, at, self._environment)
+            node = self._fill_variables(node, at, self._environment)
         # An unquoted date stays text: the models parse times themselves.
         return node.value if node.tag == _TIMESTAMP else self._yaml.constructor.construct_object(node)
 
-    def _filled(self, node: ScalarNode, at: Loc, environment: Mapping[str, str]) -> ScalarNode:
+    def _fill_variables(self, node: ScalarNode, at: Loc, environment: Mapping[str, str]) -> ScalarNode:
         """Return the node with variables replaced. Without quotes the value may be a number or boolean, as if written
         there."""
 
@@ -135,7 +135,7 @@ class _Reader:
         tag = self._yaml.resolver.resolve(ScalarNode, text, (node.style is None, node.style is not None))
         return ScalarNode(tag, text, node.start_mark, node.end_mark, style=node.style)
 
-    def _pairs(self, node: MappingNode, at: Loc) -> Iterator[tuple[str, Any]]:
+    def _read_pairs(self, node: MappingNode, at: Loc) -> Iterator[tuple[str, Any]]:
         seen: set[str] = set()
         for key_node, value_node in node.value:
             # Resources are JSON objects: keys are text, even where YAML would read a number (`offsets: {0: 5}`).
@@ -145,4 +145,4 @@ class _Reader:
                 self._document.repeated.append((path, mark.line + 1, mark.column + 1))
             seen.add(key)
             self._document.lines.setdefault(path, mark.line + 1)
-            yield key, self._value(value_node, path)
+            yield key, self._read_value(value_node, path)

@@ -141,16 +141,16 @@ def read_draft(data: Mapping[str, Any]) -> JobDraft:
     sources = tuple(input_draft(("spec", "inputs", i), raw) for i, raw in enumerate(items(data, "spec", "inputs")))
     union_of: dict[str, InputDraft] = {}
     for number, union in enumerate(items(data, "spec", "unions")):
-        side = _union_draft(("spec", "unions", number), union, sources)
+        side = _read_union(("spec", "unions", number), union, sources)
         names = [dig(branch, "input") for branch in items(union, "branches")]
         union_of |= {name: side for name in names if isinstance(name, str)}
     # Each union takes the place of the first of its branches.
     in_place = [union_of.get(source.name or "", source) for source in sources]
     inputs = tuple({side.at: side for side in in_place}.values())
-    return JobDraft(data, inputs, tuple(_step_parts(inputs, items(data, "spec", "joins"))), sources)
+    return JobDraft(data, inputs, tuple(_read_steps(inputs, items(data, "spec", "joins"))), sources)
 
 
-def _union_draft(at: Loc, union: object, sources: Sequence[InputDraft]) -> InputDraft:
+def _read_union(at: Loc, union: object, sources: Sequence[InputDraft]) -> InputDraft:
     """Return a union as an input of its name; while a mistake hides a column, the columns are not known."""
     name, fields = dig(union, "name"), union_fields(union, sources)
     complete = [branch for branch in fields if branch is not None]
@@ -177,7 +177,7 @@ def union_fields(union: object, sources: Sequence[InputDraft]) -> list[list[Bran
     return fields
 
 
-def _step_parts(inputs: tuple[InputDraft, ...], steps: Sequence[object]) -> Iterator[StepDraft]:
+def _read_steps(inputs: tuple[InputDraft, ...], steps: Sequence[object]) -> Iterator[StepDraft]:
     by_name = {source.name: source for source in inputs if source.name is not None}
     left = inputs[:1] if len(by_name) == len(inputs) >= 2 else ()
     absent: tuple[AbsentInput, ...] = ()
@@ -222,11 +222,13 @@ def input_draft(at: Loc, raw: object) -> InputDraft:
     names = [dig(column, "name") for column in columns]
     types = None
     if names and all(isinstance(column_name, str) for column_name in names):
-        types = {column_name: _type(dig(column, "type")) for column_name, column in zip(names, columns, strict=True)}
+        types = {
+            column_name: _parse_type(dig(column, "type")) for column_name, column in zip(names, columns, strict=True)
+        }
     return InputDraft(at, data, name if isinstance(name, str) else None, types)
 
 
-def _type(raw: object) -> ColumnType | None:
+def _parse_type(raw: object) -> ColumnType | None:
     try:
         return _TYPE.validate_python(raw)
     except ValidationError:

@@ -60,14 +60,16 @@ def list_facts(name: str) -> str:
 def lists_as_texts(at: Loc, tree: exp.Expr, lists: Collection[str]) -> Iterator[Finding]:
     """Reject an expression that reads a list other than by a function of JSON, a declared one, CAST and IS NULL."""
     readers = {*_JSON_READERS, *declared_names()}
-    for name in dict.fromkeys(column.name for column in tree.find_all(exp.Column) if _is_text(column, lists, readers)):
+    for name in dict.fromkeys(
+        column.name for column in tree.find_all(exp.Column) if _reads_as_text(column, lists, readers)
+    ):
         todo = (
             f"take an element with JSON_VALUE({name}, '$[0]'), or write CAST({name} AS STRING) where the text is meant"
         )
         yield at, f"{list_facts(name)}; {todo}"
 
 
-def _is_text(column: exp.Column, lists: Collection[str], readers: Collection[str]) -> bool:
+def _reads_as_text(column: exp.Column, lists: Collection[str], readers: Collection[str]) -> bool:
     if column.table or column.name not in lists:
         return False
     reader = column.parent
@@ -88,11 +90,13 @@ def expression_problems(job: Job) -> list[Problem]:
         return [
             Problem(unread.path, message)
             for unread in job.unread_expressions
-            for message in _problems(unread.text, {name: columns[name] for name in unread.inputs}, unread.own)
+            for message in _expression_problems(
+                unread.text, {name: columns[name] for name in unread.inputs}, unread.own
+            )
         ]
 
 
-def _problems(text: str, inputs: Mapping[str, tuple[str, ...]], own: str) -> Iterator[str]:
+def _expression_problems(text: str, inputs: Mapping[str, tuple[str, ...]], own: str) -> Iterator[str]:
     try:
         node = parse_tree(text)
     except SqlglotError as error:

@@ -191,11 +191,11 @@ def _unit_as_text(arguments: list[exp.Expr]) -> list[exp.Expr]:
     return [first, *rest]
 
 
-def _builder(name: str, *, has_unit: bool) -> Callable[[list[exp.Expr]], exp.Expr]:
+def _call_builder(name: str, *, has_unit: bool) -> Callable[[list[exp.Expr]], exp.Expr]:
     return lambda arguments: exp.Anonymous(this=name, expressions=_unit_as_text(arguments) if has_unit else arguments)
 
 
-def _truncation(arguments: list[exp.Expr]) -> exp.Expr:
+def _build_truncation(arguments: list[exp.Expr]) -> exp.Expr:
     """Build DATE_TRUNC of TIMESTAMP_TRUNC(time, unit)."""
     unit, times = arguments[1:2], arguments[:1]
     return exp.Anonymous(this="DATE_TRUNC", expressions=_unit_as_text([*unit, *times, *arguments[2:]]))
@@ -215,11 +215,11 @@ class _Parser(sqlglot.parser.Parser):
     FUNCTIONS: ClassVar = {
         **{name: build for name, build in sqlglot.parser.Parser.FUNCTIONS.items() if _is_kept(name, build)},
         **{
-            name: _builder(signature.names[0], has_unit=signature.text.startswith(f"{signature.names[0]}(unit "))
+            name: _call_builder(signature.names[0], has_unit=signature.text.startswith(f"{signature.names[0]}(unit "))
             for name, signature in _BY_NAME.items()
         },
         **dict.fromkeys(("IFF", "IIF"), exp.If.from_arg_list),
-        "TIMESTAMP_TRUNC": _truncation,
+        "TIMESTAMP_TRUNC": _build_truncation,
     }
 
 
@@ -232,7 +232,7 @@ class JoinerySql(Dialect):
 # --- calls with a syntax of their own ---------------------------------------------------------------------------------
 
 
-def _arguments(node: exp.Expr, *names: str) -> list[exp.Expr]:
+def _arguments_of(node: exp.Expr, *names: str) -> list[exp.Expr]:
     """Return the arguments of these names, up to the last one that the node has."""
     values = [node.args.get(name) for name in names]
     while values and values[-1] is None:
@@ -240,45 +240,45 @@ def _arguments(node: exp.Expr, *names: str) -> list[exp.Expr]:
     return [exp.null() if value is None else value for value in values]
 
 
-def _trim(node: exp.Expr) -> tuple[str, list[exp.Expr]] | None:
+def _trim_call(node: exp.Expr) -> tuple[str, list[exp.Expr]] | None:
     name = {"LEADING": "LTRIM", "TRAILING": "RTRIM"}.get(str(node.args.get("position") or "").upper(), "TRIM")
-    return None if node.args.get("collation") else (name, _arguments(node, "this", "expression"))
+    return None if node.args.get("collation") else (name, _arguments_of(node, "this", "expression"))
 
 
 def _as_text(word: object) -> list[exp.Expr]:
     return [] if not isinstance(word, exp.Expr) else [exp.Literal.string(word.name.upper())]
 
 
-def _without(name: str, *unread: str) -> Callable[[exp.Expr], tuple[str, list[exp.Expr]] | None]:
+def _call_without(name: str, *unread: str) -> Callable[[exp.Expr], tuple[str, list[exp.Expr]] | None]:
     """Return a call with the argument `this`; none if the node has one of the `unread` arguments."""
-    return lambda node: None if any(node.args.get(part) for part in unread) else (name, _arguments(node, "this"))
+    return lambda node: None if any(node.args.get(part) for part in unread) else (name, _arguments_of(node, "this"))
 
 
 _SPOKEN: dict[type[exp.Expr], Callable[[exp.Expr], tuple[str, list[exp.Expr]] | None]] = {
-    exp.Substring: lambda node: ("SUBSTRING", _arguments(node, "this", "start", "length")),
-    exp.Trim: _trim,
+    exp.Substring: lambda node: ("SUBSTRING", _arguments_of(node, "this", "start", "length")),
+    exp.Trim: _trim_call,
     exp.StrPosition: lambda node: (
         None
         if node.args.get("position") or node.args.get("occurrence")
-        else ("STRPOS", _arguments(node, "this", "substr"))
+        else ("STRPOS", _arguments_of(node, "this", "substr"))
     ),
-    exp.Overlay: lambda node: ("OVERLAY", _arguments(node, "this", "expression", "from_", "for_")),
-    exp.Ceil: lambda node: None if node.args.get("to") else ("CEIL", _arguments(node, "this", "decimals")),
-    exp.Floor: lambda node: None if node.args.get("to") else ("FLOOR", _arguments(node, "this", "decimals")),
+    exp.Overlay: lambda node: ("OVERLAY", _arguments_of(node, "this", "expression", "from_", "for_")),
+    exp.Ceil: lambda node: None if node.args.get("to") else ("CEIL", _arguments_of(node, "this", "decimals")),
+    exp.Floor: lambda node: None if node.args.get("to") else ("FLOOR", _arguments_of(node, "this", "decimals")),
     exp.Chr: lambda node: None if node.args.get("charset") else ("CHR", node.expressions),
-    exp.Initcap: lambda node: ("INITCAP", _arguments(node, "this")),
+    exp.Initcap: lambda node: ("INITCAP", _arguments_of(node, "this")),
     exp.Normalize: lambda node: ("NORMALIZE", [node.this, *_as_text(node.args.get("form"))]),
-    exp.RegexpLike: lambda node: ("REGEXP_LIKE", _arguments(node, "this", "expression", "flag")),
+    exp.RegexpLike: lambda node: ("REGEXP_LIKE", _arguments_of(node, "this", "expression", "flag")),
     exp.Extract: lambda node: ("DATE_PART", [*_as_text(node.this), node.expression]),
     exp.JSONExtractScalar: lambda node: (
         None
         if node.args.get("on_condition") or node.args.get("expressions")
         else ("JSON_VALUE", [node.this, exp.Literal.string(node.expression.sql().strip("'"))])
     ),
-    exp.CurrentTimestamp: _without("CURRENT_TIMESTAMP"),
-    exp.CurrentDate: _without("CURRENT_DATE"),
-    exp.CurrentTime: _without("CURRENT_TIME"),
-    exp.CurrentDatetime: _without("CURRENT_DATETIME"),
-    exp.CurrentUser: _without("CURRENT_USER"),
-    exp.CurrentRole: _without("CURRENT_ROLE"),
+    exp.CurrentTimestamp: _call_without("CURRENT_TIMESTAMP"),
+    exp.CurrentDate: _call_without("CURRENT_DATE"),
+    exp.CurrentTime: _call_without("CURRENT_TIME"),
+    exp.CurrentDatetime: _call_without("CURRENT_DATETIME"),
+    exp.CurrentUser: _call_without("CURRENT_USER"),
+    exp.CurrentRole: _call_without("CURRENT_ROLE"),
 }

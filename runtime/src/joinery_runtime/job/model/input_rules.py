@@ -42,7 +42,7 @@ GROUP_SETTINGS = ("group.id", "group.instance.id")
 """Kafka's settings that make two consumers one: the members of a group divide the partitions among them."""
 
 
-def _number_and_names(draft: JobDraft) -> Iterator[Finding]:
+def _check_number_and_names(draft: JobDraft) -> Iterator[Finding]:
     spec = dig(draft.data, "spec")
     written = isinstance(dig(spec, "inputs"), list | tuple)
     if written and not draft.inputs:
@@ -57,7 +57,7 @@ def _number_and_names(draft: JobDraft) -> Iterator[Finding]:
             yield (*source.at, "schema", i, "name"), f"the schema has two columns named {name!r}; rename or drop one"
 
 
-def _event_time(draft: JobDraft) -> Iterator[Finding]:
+def _check_event_time(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.sources:
         name = source.data.get("eventTime")
         if source.types is None or not isinstance(name, str) or not name:
@@ -70,7 +70,7 @@ def _event_time(draft: JobDraft) -> Iterator[Finding]:
             yield at, f"column {name!r} is {kind}; event time must be timestamp, or int64 milliseconds since 1970"
 
 
-def _flat_formats(draft: JobDraft) -> Iterator[Finding]:
+def _check_flat_formats(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.sources:
         kind = source.data.get("format")
         for i, column in enumerate(items(source.data, "schema")):
@@ -92,7 +92,7 @@ def _flat_formats(draft: JobDraft) -> Iterator[Finding]:
             )
 
 
-def _schemas(draft: JobDraft) -> Iterator[Finding]:
+def _check_schemas(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.sources:
         kind, named = source.data.get("format"), [name for name in _SCHEMAS if source.data.get(name) is not None]
         fitting = [name for name, kinds in _SCHEMAS.items() if kind in kinds]
@@ -114,7 +114,7 @@ def _schemas(draft: JobDraft) -> Iterator[Finding]:
             yield (*source.at, "protobufMessage"), f"protobufMessage is a message of protobufSchema; {todo}"
 
 
-def _history(draft: JobDraft) -> Iterator[Finding]:
+def _check_history(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.sources:
         history, at = source.data.get("history"), (*source.at, "history")
         if history is None:
@@ -136,7 +136,7 @@ def _type_of(source: InputDraft, column: object) -> ColumnType | None:
     return (source.types or {}).get(name) if isinstance(name, str) else None
 
 
-def _metadata(draft: JobDraft) -> Iterator[Finding]:
+def _check_metadata(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.sources:
         for i, column in enumerate(items(source.data, "schema")):
             origin, at = dig(column, "from"), (*source.at, "schema", i)
@@ -158,7 +158,7 @@ def _metadata(draft: JobDraft) -> Iterator[Finding]:
                 yield (*at, "path"), f"from: {origin} has no parts; leave the path out"
 
 
-def _formats(draft: JobDraft) -> Iterator[Finding]:
+def _check_formats(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.sources:
         for i, column in enumerate(items(source.data, "schema")):
             written, zone, at = dig(column, "format"), dig(column, "zone"), (*source.at, "schema", i)
@@ -180,7 +180,7 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
 _SEVERAL_TOPICS = {"topics": "topics names several", "topicPattern": "topicPattern may match many"}
 
 
-def _sources(draft: JobDraft) -> Iterator[Finding]:
+def _check_sources(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.sources:
         kafka, at = source.data.get("kafka"), (*source.at, "kafka")
         yield from exactly_one(source.data, source.at, ("kafka", "file"))
@@ -202,7 +202,7 @@ def _sources(draft: JobDraft) -> Iterator[Finding]:
             yield path, f"{facts}: give each another name, or leave it out"
 
 
-def _tables(draft: JobDraft) -> Iterator[Finding]:
+def _check_tables(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.sources:
         if source.data.get("where") is not None and source.data.get("table") is not None:
             facts = "a table's version that is left out would leave an older one valid"
@@ -215,7 +215,7 @@ def _tables(draft: JobDraft) -> Iterator[Finding]:
             yield at, "records of format csv have no field that marks deletions; leave deletedBy out"
 
 
-def _table_keys(draft: JobDraft) -> Iterator[Finding]:
+def _check_table_keys(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.sources:
         at, names = (*source.at, "table", "key"), items(source.data, "table", "key")
         for i, name in repeats(names):
@@ -238,7 +238,7 @@ def _table_keys(draft: JobDraft) -> Iterator[Finding]:
                 yield (*source.at, "table", "keyFormat"), f"{problem}; write json"
 
 
-def _change_events(draft: JobDraft) -> Iterator[Finding]:
+def _check_change_events(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.sources:
         if source.data.get("debezium") is None:
             continue
@@ -250,15 +250,15 @@ def _change_events(draft: JobDraft) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
-    _number_and_names,
-    _event_time,
-    _schemas,
-    _flat_formats,
-    _history,
-    _metadata,
-    _formats,
-    _sources,
-    _tables,
-    _table_keys,
-    _change_events,
+    _check_number_and_names,
+    _check_event_time,
+    _check_schemas,
+    _check_flat_formats,
+    _check_history,
+    _check_metadata,
+    _check_formats,
+    _check_sources,
+    _check_tables,
+    _check_table_keys,
+    _check_change_events,
 )

@@ -28,7 +28,7 @@ from joinery_runtime.job.model.time_formats import checked_format, checked_zone
 from joinery_runtime.job.model.wording import listed
 
 
-def _regular_expression(pattern: str) -> str:
+def _check_regular_expression(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
@@ -36,12 +36,12 @@ def _regular_expression(pattern: str) -> str:
     return pattern
 
 
-def _format(text: str, info: ValidationInfo) -> str:
+def _check_format(text: str, info: ValidationInfo) -> str:
     as_stored = isinstance(info.context, dict) and info.context.get("as_stored")
     return text if as_stored else checked_format(text)
 
 
-def _path(text: str) -> str:
+def _check_path(text: str) -> str:
     parse_path(text)
     return text
 
@@ -55,7 +55,7 @@ def header_of(origin: str) -> str | None:
     return origin.removeprefix(_HEADERS) if origin.startswith(_HEADERS) else None
 
 
-def _origin(text: str) -> str:
+def _check_origin(text: str) -> str:
     if text not in ORIGINS and not header_of(text):
         origin, _, rest = text.partition(".")
         hint = f" (did you mean from: {origin}, path: {rest}?)" if rest and origin in {"key", "envelope"} else ""
@@ -65,7 +65,7 @@ def _origin(text: str) -> str:
 
 
 Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
-TopicPattern = Annotated[Text, AfterValidator(_regular_expression)]
+TopicPattern = Annotated[Text, AfterValidator(_check_regular_expression)]
 NonNegative = Annotated[Int, Field(ge=0)]
 
 # "<...>" names a union's branch in pydantic's error locations; it is not part of the path in the file.
@@ -88,29 +88,29 @@ class AtOffsets(Model):
     """Offset by partition number, for example `{'0': 5}`."""
 
 
-def _branch(value: Any) -> str | None:
+def _choose_branch(value: Any) -> str | None:
     if isinstance(value, str):
         return BRANCH_AT
     keys = value if isinstance(value, dict) else type(value).model_fields if isinstance(value, Model) else ()
     return next((tag for key, tag in (("timestamp", BRANCH_TIME), ("offsets", BRANCH_OFFSETS)) if key in keys), None)
 
 
-def _position(values: str) -> Discriminator:
+def _discriminate_position(values: str) -> Discriminator:
     message = f"must be {values}, {{timestamp: ...}} or {{offsets: {{'0': 5}}}}"
-    return Discriminator(_branch, custom_error_type="position", custom_error_message=message)
+    return Discriminator(_choose_branch, custom_error_type="position", custom_error_message=message)
 
 
 StartFrom = Annotated[
     Annotated[Literal["earliest", "latest"], Tag(BRANCH_AT)]
     | Annotated[AtTimestamp, Tag(BRANCH_TIME)]
     | Annotated[AtOffsets, Tag(BRANCH_OFFSETS)],
-    _position("earliest, latest"),
+    _discriminate_position("earliest, latest"),
 ]
 StopAt = Annotated[
     Annotated[Literal["latest"], Tag(BRANCH_AT)]
     | Annotated[AtTimestamp, Tag(BRANCH_TIME)]
     | Annotated[AtOffsets, Tag(BRANCH_OFFSETS)],
-    _position("latest"),
+    _discriminate_position("latest"),
 ]
 
 
@@ -172,23 +172,23 @@ class FileInput(Model):
     `csv: {header: false}`."""
 
 
-def _one_byte(text: str) -> str:
+def _check_one_byte(text: str) -> str:
     if len(text) != 1 or not text.isascii() or text in "\r\n":
         raise ValueError(f'{text!r} must be one ASCII character; write a tab as "\\t" in double quotes')
     return text
 
 
-def _quote(value: Any) -> str:
+def _check_quote(value: Any) -> str:
     """YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
-    return OFF if value is False or value == OFF else _one_byte(str(value))
+    return OFF if value is False or value == OFF else _check_one_byte(str(value))
 
 
 class CsvDialect(Model):
     """How CSV is written."""
 
-    separator: Annotated[Text, AfterValidator(_one_byte)] = Field(default=",", examples=[";"])
+    separator: Annotated[Text, AfterValidator(_check_one_byte)] = Field(default=",", examples=[";"])
     """The character between two fields."""
-    quote: Annotated[str, BeforeValidator(_quote)] = Field(default='"', examples=["off"])
+    quote: Annotated[str, BeforeValidator(_check_quote)] = Field(default='"', examples=["off"])
     """The character around fields that hold a separator or a line break, doubled inside them; `off` for none."""
     decimal: Literal[".", ","] = Field(default=".", examples=[","])
     """What stands before the fraction of a number. With a comma, numbers have no points, also none of thousands."""
@@ -237,17 +237,17 @@ class Column(Model):
     """The name, as records have it."""
     type: TypeField = Field(examples=["string"])
     """boolean, int32, int64, float, double, string, binary, decimal(p,s), date, timestamp or json."""
-    path: Annotated[Text, AfterValidator(_path)] | None = Field(default=None, examples=["payload.after.id"])
+    path: Annotated[Text, AfterValidator(_check_path)] | None = Field(default=None, examples=["payload.after.id"])
     """Where the value is in a nested record: names and positions, for example `payload.after.id` or `items[0].sku`; a
     name with dots is quoted, `"a.b".c`. Default: the field `name` of the record itself."""
-    origin: Annotated[Text, AfterValidator(_origin)] | None = Field(
+    origin: Annotated[Text, AfterValidator(_check_origin)] | None = Field(
         default=None, alias="from", examples=["headers.trace-id"]
     )
     """Which part of a Kafka record the column is, instead of its value: `key`, `timestamp`, `partition`, `offset`,
     `topic` or `headers.<name>` (the last one of that name). With `path`, a part of a key that is JSON, or Avro in the
     frame of `schemaRegistry`. `envelope`, with `path`, is a part of a Debezium change event beside the row."""
 
-    format: Annotated[Text, AfterValidator(_format)] | None = Field(default=None, examples=["%d.%m.%Y %H:%M:%S"])
+    format: Annotated[Text, AfterValidator(_check_format)] | None = Field(default=None, examples=["%d.%m.%Y %H:%M:%S"])
     """How a time is written: `s`, `ms`, `us` or `ns` (a number since 1970, of that unit), `iso` (ISO 8601, with a space
     or without an offset too) or a pattern of strptime such as `%d.%m.%Y %H:%M:%S`; of a date a pattern. `text` takes
     numbers and booleans in quotes too. Default: milliseconds or RFC 3339."""
@@ -300,7 +300,7 @@ class Debezium(Model):
 class DeletedBy(Model):
     """A field that says that a record deletes its key."""
 
-    path: Annotated[Text, AfterValidator(_path)] = Field(examples=["__deleted"])
+    path: Annotated[Text, AfterValidator(_check_path)] = Field(examples=["__deleted"])
     """Where the field is in a record: names and positions, as of a column."""
     value: Text = Field(default="true", examples=["true"])
     """What the field says in a record that deletes: its text, or `true`, `false` or a number as JSON writes it."""

@@ -77,15 +77,15 @@ def unknown_columns(draft: JobDraft, columns: Sequence[str] | None) -> Iterator[
     for output_at, output in outputs(draft.data):
         for i, item in enumerate(items(output, "select")):
             if isinstance(name := dig(item, "column"), str) and name not in columns:
-                yield (*output_at, "select", i, "column"), _unknown(name, columns)
+                yield (*output_at, "select", i, "column"), _unknown_column_text(name, columns)
         chosen = items(output, "select")
         own_columns = [dig(item, "as") or dig(item, "column") for item in chosen if dig(item, "column") in columns]
         for at, name in named_columns(output):
             if isinstance(name, str) and name not in (own_columns if chosen else columns):
-                yield (*output_at, *at), _unknown(name, own_columns if chosen else columns)
+                yield (*output_at, *at), _unknown_column_text(name, own_columns if chosen else columns)
 
 
-def _unknown(name: str, columns: Sequence[str]) -> str:
+def _unknown_column_text(name: str, columns: Sequence[str]) -> str:
     return f"{name!r} is not an output column{suggestion(name, columns)}; output columns are {listed(columns)}"
 
 
@@ -133,7 +133,7 @@ def late_without_dead_letters(draft: JobDraft, at: Loc) -> Iterator[Finding]:
         yield at, "dlq writes late records to the dead letters, and the job has none; name `deadLetter`, or write drop"
 
 
-def _one_target(draft: JobDraft) -> Iterator[Finding]:
+def _check_one_target(draft: JobDraft) -> Iterator[Finding]:
     spec = dig(draft.data, "spec")
     named = [name for name in ("output", "outputs") if dig(spec, name) is not None]
     if not named:
@@ -153,7 +153,7 @@ def _one_target(draft: JobDraft) -> Iterator[Finding]:
     )
 
 
-def _formats(draft: JobDraft) -> Iterator[Finding]:
+def _check_formats(draft: JobDraft) -> Iterator[Finding]:
     for at, output in outputs(draft.data):
         named, registry = output.get("format"), output.get("schemaRegistry") is not None
         if named == "parquet" and output.get("file") is None:
@@ -169,7 +169,7 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
             yield (*at, "timestamps"), "is of JSON; Parquet, Avro, Protobuf and tables have a type for timestamps"
 
 
-def _several(draft: JobDraft) -> Iterator[Finding]:
+def _check_several(draft: JobDraft) -> Iterator[Finding]:
     """Check what outputs must not share, and what they have to."""
     several = [(at, output) for at, output in outputs(draft.data) if at[1] == "outputs"]
     for i, repeated in repeats([output.get("name") for _, output in several]):
@@ -178,7 +178,7 @@ def _several(draft: JobDraft) -> Iterator[Finding]:
         name = output.get("name")
         if isinstance(name, str) and (name in _RESERVED or name.startswith("state_")):
             yield (*at, "name"), f"{name!r} is a table of its own in `joinery sql`; choose another name"
-    targets = [_target(output) for _, output in several]
+    targets = [_target_of(output) for _, output in several]
     for i, target in enumerate(targets):
         if target is not None and (first := targets.index(target)) < i:
             name = several[first][1].get("name")
@@ -193,7 +193,7 @@ def _several(draft: JobDraft) -> Iterator[Finding]:
             yield (*at, "select", i), f"two columns are named {name!r}; rename one with `as`"
 
 
-def _key_order(draft: JobDraft) -> Iterator[Finding]:
+def _check_key_order(draft: JobDraft) -> Iterator[Finding]:
     """Check that rows can be written by the keys of all topics with `keyOrder`."""
     ordered = [(at, output) for at, output in outputs(draft.data) if dig(output, "kafka", "keyOrder") is True]
     common: set[object] | None = None
@@ -214,7 +214,7 @@ def _key_order(draft: JobDraft) -> Iterator[Finding]:
         common = key if common is None else common & key
 
 
-def _target(output: Mapping[str, Any]) -> tuple[str, object] | None:
+def _target_of(output: Mapping[str, Any]) -> tuple[str, object] | None:
     """Say where an output writes, in words and with what they leave out. None: unknown, or a target that several
     outputs may have. A table counts without its database, which stored definitions do not name."""
     if (topic := dig(output, "kafka", "topic")) is not None:
@@ -229,7 +229,7 @@ def _target(output: Mapping[str, Any]) -> tuple[str, object] | None:
     return None
 
 
-def _rolled_apart(draft: JobDraft) -> Iterator[Finding]:
+def _check_rolled_apart(draft: JobDraft) -> Iterator[Finding]:
     """Reject rolling files of an output and dead letters in one folder: each would merge what the other holds."""
     dead = dig(draft.data, "spec", "deadLetter", "file")
     for output_at, output in outputs(draft.data):
@@ -243,7 +243,7 @@ def _rolled_apart(draft: JobDraft) -> Iterator[Finding]:
                     return
 
 
-def _tables(draft: JobDraft) -> Iterator[Finding]:
+def _check_tables(draft: JobDraft) -> Iterator[Finding]:
     in_memory = dig(draft.data, "spec", "stateStore", "memory") is not None
     for at, output in outputs(draft.data):
         postgres = output.get("postgres")
@@ -265,7 +265,7 @@ def _tables(draft: JobDraft) -> Iterator[Finding]:
                 yield from into_lake(draft.data, aggregation, name)
 
 
-def _dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
+def _check_dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
     spec = dig(draft.data, "spec")
     target = dig(spec, "deadLetter", "kafka")
     if not isinstance(target, Mapping) or target.get("bootstrapServers") is not None:
@@ -278,7 +278,7 @@ def _dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
         yield ("spec", "deadLetter", "kafka"), f"it is not clear which Kafka is meant: {facts}; write bootstrapServers"
 
 
-def _pods(draft: JobDraft) -> Iterator[Finding]:
+def _check_pods(draft: JobDraft) -> Iterator[Finding]:
     autoscale, executor = dig(draft.data, "spec", "autoscale"), dig(draft.data, "spec", "spark", "executor")
     least, most = dig(autoscale, "minInstances"), dig(autoscale, "maxInstances")
     if isinstance(least, int) and isinstance(most, int) and most < least:
@@ -296,12 +296,12 @@ def _pods(draft: JobDraft) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
-    _one_target,
-    _formats,
-    _several,
-    _key_order,
-    _rolled_apart,
-    _tables,
-    _dead_letter_address,
-    _pods,
+    _check_one_target,
+    _check_formats,
+    _check_several,
+    _check_key_order,
+    _check_rolled_apart,
+    _check_tables,
+    _check_dead_letter_address,
+    _check_pods,
 )

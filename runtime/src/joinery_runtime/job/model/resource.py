@@ -350,12 +350,12 @@ class Job(Model):
         """Return the fields of `spec` with these inputs in the place of the declared ones."""
 
     @model_validator(mode="after")
-    def _rules(self, info: ValidationInfo) -> Self:
+    def _check_rules(self, info: ValidationInfo) -> Self:
         with declaring(self.function_names):
             mistakes = self.broken_rules(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
-        mistakes = [*self._wrong_functions(), *mistakes]
-        mistakes = mistakes or list(self._json_keys())
-        mistakes = mistakes or ([] if (info.context or {}).get("as_stored") else list(self._names_that_postgres_cuts()))
+        mistakes = [*self._check_functions(), *mistakes]
+        mistakes = mistakes or list(self._check_json_keys())
+        mistakes = mistakes or ([] if (info.context or {}).get("as_stored") else list(self._check_postgres_names()))
         if mistakes:
             text = "\n".join(f"{path_text(at)}: {message}" for at, message in mistakes)
             raise PydanticCustomError(RULES_BROKEN, "{text}", {"text": text, "found": mistakes})
@@ -380,7 +380,7 @@ class Job(Model):
         job._function_sources = dict(sources)
         return job
 
-    def _wrong_functions(self) -> Iterator[Finding]:
+    def _check_functions(self) -> Iterator[Finding]:
         """Functions without a place to import from, or with a name that means something else already (rule V4)."""
         columns = {name.upper(): side.name for side in self.declared_inputs for name in side.types}
         names: set[str] = set()
@@ -399,7 +399,7 @@ class Job(Model):
             if function.returns.name == "json":
                 yield (*at, "returns"), "json is a type of columns that are read; write string"
 
-    def _json_keys(self) -> Iterator[Finding]:
+    def _check_json_keys(self) -> Iterator[Finding]:
         """Keys of outputs that are JSON: Postgres takes texts for equal that the job takes for different."""
         for place, output in zip(self.output_places, self.outputs, strict=True):
             named = _output_keys(output)
@@ -410,7 +410,7 @@ class Job(Model):
                         if text := no_key(name, types):
                             yield ("spec", *place, target, at, i), text
 
-    def _names_that_postgres_cuts(self) -> Iterator[Finding]:
+    def _check_postgres_names(self) -> Iterator[Finding]:
         store = self.spec.state_store.postgres
         names: list[tuple[Loc, str]] = []
         for place, output in zip(self.output_places, self.outputs, strict=True):

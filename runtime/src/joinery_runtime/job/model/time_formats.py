@@ -124,12 +124,12 @@ def parse_pattern(text: str, *, complete: bool = True) -> TimePattern:
     Earlier releases took patterns without a day, which plans of theirs may still have to read; so without `complete`
     only what cannot be translated is an error."""
     expanded = re.sub(r"%(.)", lambda directive: _LONGER.get(directive[1], directive[0]), text, flags=re.DOTALL)
-    forms = [_form(token, text) for token in _TOKEN.finditer(expanded)]
+    forms = [_form_of(token, text) for token in _TOKEN.finditer(expanded)]
     parts = [form.part for form in forms if form.part is not None]
     twice = {part for part in parts if parts.count(part) > 1}
     if twice:
         raise ValueError(f"{text!r} names the {min(twice).replace('_', ' ')} twice; name each part of a time once")
-    pattern = TimePattern("".join(map(_group, forms)), frozenset(parts))
+    pattern = TimePattern("".join(map(_group_of_form, forms)), frozenset(parts))
     if not complete:
         return pattern
     _require_complete(text, pattern.parts)
@@ -145,19 +145,19 @@ def parse_pattern(text: str, *, complete: bool = True) -> TimePattern:
     return pattern
 
 
-def _form(token: re.Match[str], text: str) -> _Form:
+def _form_of(token: re.Match[str], text: str) -> _Form:
     """Return the form of a token: of a directive, with the sign before a fraction, of blanks, or of a letter."""
     if token["blanks"]:
         return _Form(None, r"\s+", lambda _: " ")
     if token["point"]:
-        return _fraction(token["point"], "[0-9]+")
+        return _fraction_form(token["point"], "[0-9]+")
     name = token["directive"]
     if name is None and token["letter"] != "%":
         return _Form(None, re.escape(token["letter"]), lambda _: token["letter"])
     if name is not None and name.endswith("f") and name != "f":
         digits = f"[0-9]{{{name[-2]}}}" if name[-2:-1].isdigit() else "[0-9]+"
         if name[0] == ".":
-            return _fraction(".", digits)
+            return _fraction_form(".", digits)
         return _Form("fraction", digits, lambda time: f"{time.microsecond:06}000"[: int(name[-2])])
     form = _FORMS.get(_SAME.get(name or "", name or ""))
     if form is None:
@@ -166,13 +166,13 @@ def _form(token: re.Match[str], text: str) -> _Form:
     return form
 
 
-def _fraction(point: str, digits: str) -> _Form:
+def _fraction_form(point: str, digits: str) -> _Form:
     """Return a fraction behind its sign, which texts leave out together, as Python's isoformat does."""
     width = int(digits[6]) if digits.endswith("}") else 6
     return _Form("fraction", f"{point}{digits}", lambda time: point + f"{time.microsecond:06}000"[:width])
 
 
-def _group(form: _Form) -> str:
+def _group_of_form(form: _Form) -> str:
     if form.part is None:
         return f"(?:{form.form})"
     if form.form[0] in ".,":

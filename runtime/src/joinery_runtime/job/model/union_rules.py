@@ -29,31 +29,31 @@ from joinery_runtime.job.model.wording import listed, suggestion
 _SHARED = ("idleTimeout", "onIdle", "maxFuture", "lateWarning", "explicit")
 
 
-def _unions(draft: JobDraft) -> Sequence[tuple[Loc, Mapping[str, object]]]:
+def _list_unions(draft: JobDraft) -> Sequence[tuple[Loc, Mapping[str, object]]]:
     unions = enumerate(items(draft.data, "spec", "unions"))
     return [(("spec", "unions", number), union) for number, union in unions if isinstance(union, Mapping)]
 
 
-def _branches(draft: JobDraft) -> Iterator[tuple[Loc, object, InputDraft | None]]:
+def _list_branches(draft: JobDraft) -> Iterator[tuple[Loc, object, InputDraft | None]]:
     """Each branch of each union with its place, and its input if there is one of that name."""
-    for at, union in _unions(draft):
+    for at, union in _list_unions(draft):
         for number, branch in enumerate(items(union, "branches")):
             yield (*at, "branches", number), branch, draft.declared(dig(branch, "input"))
 
 
-def _names(draft: JobDraft) -> Iterator[Finding]:
+def _check_names(draft: JobDraft) -> Iterator[Finding]:
     inputs = [source.name for source in draft.sources]
-    for number, name in repeats([*inputs, *(union.get("name") for _, union in _unions(draft))]):
+    for number, name in repeats([*inputs, *(union.get("name") for _, union in _list_unions(draft))]):
         if number >= len(inputs):
             at: Loc = ("spec", "unions", number - len(inputs), "name")
             yield at, f"another input or union is called {name!r} too; choose another name"
 
 
-def _inputs(draft: JobDraft) -> Iterator[Finding]:
-    unions = {union.get("name") for _, union in _unions(draft)}
+def _check_inputs(draft: JobDraft) -> Iterator[Finding]:
+    unions = {union.get("name") for _, union in _list_unions(draft)}
     inputs = [source.name or "" for source in draft.sources]
     seen: set[str] = set()
-    for at, branch, source in _branches(draft):
+    for at, branch, source in _list_branches(draft):
         name = dig(branch, "input")
         if not isinstance(name, str):
             continue
@@ -74,10 +74,10 @@ def _inputs(draft: JobDraft) -> Iterator[Finding]:
         seen.add(name)
 
 
-def _steps(draft: JobDraft) -> Iterator[Finding]:
+def _check_steps(draft: JobDraft) -> Iterator[Finding]:
     union_of = {
         dig(branch, "input"): union.get("name")
-        for _, union in _unions(draft)
+        for _, union in _list_unions(draft)
         for branch in items(union, "branches")
         if isinstance(dig(branch, "input"), str)
     }
@@ -86,7 +86,7 @@ def _steps(draft: JobDraft) -> Iterator[Finding]:
         if isinstance(name, str) and name in union_of:
             facts = f"{name!r} is a branch of the union {union_of[name]!r}, whose rows are joined"
             yield ("spec", "joins", number, "right"), f"{facts}; name the union"
-    unions = {union.get("name") for _, union in _unions(draft)}
+    unions = {union.get("name") for _, union in _list_unions(draft)}
     for step in draft.steps:
         sides = [*step.left_names, step.right.name if step.right is not None else None]
         if step.data.get("coPartitioned") is True and any(name in unions for name in sides):
@@ -94,11 +94,11 @@ def _steps(draft: JobDraft) -> Iterator[Finding]:
             yield (*step.at, "coPartitioned"), f"{facts}; leave it out"
 
 
-def _columns(draft: JobDraft) -> Iterator[Finding]:
-    for at, branch, source in _branches(draft):
+def _check_columns(draft: JobDraft) -> Iterator[Finding]:
+    for at, branch, source in _list_branches(draft):
         where = dig(branch, "where")
         if isinstance(where, str):
-            yield from _expression((*at, "where"), where, "condition", source)
+            yield from _check_expression((*at, "where"), where, "condition", source)
         names = []
         for number, item in enumerate(items(branch, "select")):
             loc, column, expression = (*at, "select", number), dig(item, "column"), dig(item, "expression")
@@ -113,12 +113,12 @@ def _columns(draft: JobDraft) -> Iterator[Finding]:
             if isinstance(expression, str):
                 if dig(item, "as") is None:
                     yield loc, "an expression has no name of its own; add one: as: <name>"
-                yield from _expression((*loc, "expression"), expression, "expression", source)
+                yield from _check_expression((*loc, "expression"), expression, "expression", source)
         for number, name in repeats(names):
             yield (*at, "select", number), f"two columns of the branch are called {name!r}; give one another name"
 
 
-def _expression(at: Loc, text: str, kind: str, source: InputDraft | None) -> Iterator[Finding]:
+def _check_expression(at: Loc, text: str, kind: str, source: InputDraft | None) -> Iterator[Finding]:
     tree = yield from checked_tree(at, text, kind)
     if tree is None or source is None or source.types is None:
         return
@@ -133,9 +133,9 @@ def _expression(at: Loc, text: str, kind: str, source: InputDraft | None) -> Ite
             yield at, f"{text!r}: {unknown_column(name, source)}"
 
 
-def _alike(draft: JobDraft) -> Iterator[Finding]:
+def _check_alike(draft: JobDraft) -> Iterator[Finding]:
     """Find branches that differ in the names or types of their columns, or in the name of their event time."""
-    for at, union in _unions(draft):
+    for at, union in _list_unions(draft):
         fields = union_fields(union, draft.sources)
         complete = [branch for branch in fields if branch is not None]
         if len(complete) < len(fields) or len(fields) < 2:
@@ -154,14 +154,14 @@ def _alike(draft: JobDraft) -> Iterator[Finding]:
                 yield (*at, "branches", 0), f"{facts}; write CAST(<expression> AS <type>) in the first branch"
         for number, branch in enumerate(complete[1:], 1):
             loc = (*at, "branches", number)
-            yield from _differences(loc, branch, types, first)
+            yield from _check_differences(loc, branch, types, first)
             own_times = event_time_names(branch, times[number])
             if time is not None and time not in own_times and time in {field.name for field in branch}:
                 facts = f"{time!r} is the event time of the union, and here it is not that of {names[number]!r}"
                 yield loc, f"{facts}; select that column as {time}"
 
 
-def _differences(at: Loc, branch: Sequence[BranchField], types: Types, first: str) -> Iterator[Finding]:
+def _check_differences(at: Loc, branch: Sequence[BranchField], types: Types, first: str) -> Iterator[Finding]:
     """Find columns of a branch that are not those of the union, whose names the branch `first` sets."""
     own = {field.name: field.type for field in branch}
     missing, more = sorted(types.keys() - own.keys()), sorted(own.keys() - types.keys())
@@ -175,20 +175,20 @@ def _differences(at: Loc, branch: Sequence[BranchField], types: Types, first: st
             yield at, f"{facts}; write CAST(... AS <type>) as {name} in one of them"
 
 
-def _watermarks(draft: JobDraft) -> Iterator[Finding]:
+def _check_watermarks(draft: JobDraft) -> Iterator[Finding]:
     sources = {source.name: source for source in draft.sources}
-    for at, union in _unions(draft):
+    for at, union in _list_unions(draft):
         names = [dig(branch, "input") for branch in items(union, "branches")]
         of_union = [sources[name] for name in names if isinstance(name, str) and name in sources]
         for field in _SHARED:
             values = [dig(source.data, "watermark", field) for source in of_union]
-            if len({_meaning(field, value) for value in values}) > 1:
+            if len({_meaning_of_setting(field, value) for value in values}) > 1:
                 texts = sorted({"none" if value is None else str(value) for value in values})
                 facts = f"watermark.{field} is of the union as a whole, and its branches have {listed(texts)}"
                 yield (*at, "branches"), f"{facts}; write the same into each of these inputs"
 
 
-def _meaning(field: str, written: object) -> object:
+def _meaning_of_setting(field: str, written: object) -> object:
     """Return what a setting of a watermark says, with the default in place of None; a wrong one says what it is."""
     try:
         watermark = Watermark.model_validate({} if written is None else {field: written})
@@ -198,10 +198,10 @@ def _meaning(field: str, written: object) -> object:
 
 
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
-    _names,
-    _inputs,
-    _steps,
-    _columns,
-    _alike,
-    _watermarks,
+    _check_names,
+    _check_inputs,
+    _check_steps,
+    _check_columns,
+    _check_alike,
+    _check_watermarks,
 )

@@ -103,13 +103,13 @@ def united(inputs: Sequence[Input], unions: Sequence[InputUnion]) -> tuple[Input
     """Return the inputs of a job with each union in the place of the first of its branches. Unions that break a rule
     are left out, and their branches stay."""
     by_name = {source.name: source for source in inputs}
-    sides = [side for union in unions if (side := _side(union, by_name)) is not None]
+    sides = [side for union in unions if (side := _unite(union, by_name)) is not None]
     union_of = {part.name: side for side in sides for part in side.parts}
     in_place = [union_of.get(source.name, source) for source in inputs]
     return tuple({side.name: side for side in in_place}.values()) if sides else tuple(inputs)
 
 
-def _side(union: InputUnion, inputs: Mapping[str, Input]) -> UnionInput | None:
+def _unite(union: InputUnion, inputs: Mapping[str, Input]) -> UnionInput | None:
     sources = [inputs[branch.input] for branch in union.branches if branch.input in inputs]
     written = [branch.model_dump(by_alias=True, exclude_none=True) for branch in union.branches]
     if len(sources) != len(written):

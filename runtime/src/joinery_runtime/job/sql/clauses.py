@@ -173,9 +173,9 @@ def _read_lengths(window: WindowClause, brackets: Sequence[Token], report: Repor
     opened = brackets and brackets[0].token_type == TokenType.L_PAREN
     if opened and brackets[-1].token_type != TokenType.R_PAREN:
         return "its bracket is not closed"
-    for position, argument in enumerate(_arguments(brackets) if opened else ()):
+    for position, argument in enumerate(_split_arguments(brackets) if opened else ()):
         try:
-            _read(argument, position, window)
+            _read_argument(argument, position, window)
         except (_BadLengthError, NotALengthError) as error:
             report.add(token_position(argument[0]), f"{error}; {_EXAMPLES[window.kind]}")
             return ""
@@ -186,7 +186,7 @@ def _read_lengths(window: WindowClause, brackets: Sequence[Token], report: Repor
     return ""
 
 
-def _arguments(brackets: Sequence[Token]) -> Iterator[list[Token]]:
+def _split_arguments(brackets: Sequence[Token]) -> Iterator[list[Token]]:
     """Split at the commas. Calls are not allowed there, so brackets do not nest."""
     argument: list[Token] = []
     for token in brackets[1:]:
@@ -197,7 +197,7 @@ def _arguments(brackets: Sequence[Token]) -> Iterator[list[Token]]:
             argument.append(token)
 
 
-def _read(argument: list[Token], position: int, window: WindowClause) -> None:
+def _read_argument(argument: list[Token], position: int, window: WindowClause) -> None:
     names = _LENGTHS[window.kind]
     words = [name for name in _NAMES if [keyword(argument, i) for i in range(name.count(" ") + 1)] == name.split()]
     written, name = (words[0], _NAMES[words[0]]) if words else ("", names[position] if position < len(names) else "")
@@ -205,14 +205,14 @@ def _read(argument: list[Token], position: int, window: WindowClause) -> None:
     if name == "RETENTION":
         raise _BadLengthError("keeps windows for ksqlDB's pull queries, which a job does not have; leave it out")
     if name == "GRACE" and window.grace_at is None:
-        window.grace, window.grace_at = _length(length, least=0), token_position(argument[0])
+        window.grace, window.grace_at = _parse_length(length, least=0), token_position(argument[0])
         return
     if name not in names or name in window.lengths:
         raise _BadLengthError("is not expected here")
-    window.lengths[name] = _length(length)
+    window.lengths[name] = _parse_length(length)
 
 
-def _length(tokens: list[Token], least: int = 1) -> int:
+def _parse_length(tokens: list[Token], least: int = 1) -> int:
     if len(tokens) == 2 and tokens[0].token_type == TokenType.NUMBER:  # as in ksqlDB: 30 SECONDS
         tokens = [Token(TokenType.INTERVAL, "INTERVAL"), *tokens]
     try:
@@ -279,12 +279,12 @@ def _read_within(clause: Sequence[Token], report: Report) -> Within:
         if sizes[0].token_type == TokenType.L_PAREN:
             if sizes[-1].token_type != TokenType.R_PAREN:
                 raise _BadLengthError("its bracket is not closed")
-            lengths = [_length(size, least=0) for size in _arguments(sizes)]
+            lengths = [_parse_length(size, least=0) for size in _split_arguments(sizes)]
         else:
-            lengths = [_length(sizes, least=0)]
+            lengths = [_parse_length(sizes, least=0)]
         if not 1 <= len(lengths) <= 2:
             raise _BadLengthError("its brackets hold one length, or two, before and after")
-        grace_ms = _length(of_grace, least=0) if grace < len(clause) else 0
+        grace_ms = _parse_length(of_grace, least=0) if grace < len(clause) else 0
     except (_BadLengthError, NotALengthError) as error:
         todo = "write JOIN b WITHIN 1 HOUR ON ..., WITHIN (1 HOUR, 2 HOURS), or either with GRACE PERIOD 5 MINUTES"
         report.add(at, f"{error}; {todo}")
@@ -345,14 +345,14 @@ def read_options(tokens: Sequence[Token], kinds: Sequence[JoinKind], report: Rep
     there is a GROUP BY."""
     before = len(report.problems)
     options = Options()
-    for name, value in _pairs(tokens, report):
+    for name, value in _pair_options(tokens, report):
         problem = _name_problem(name.text, kinds, options, grouped=grouped)
         if problem:
             report.add(token_position(name), problem)
             continue
         options.at[name.text] = token_position(value)
         try:
-            _take(name.text, value.text, kinds, options)
+            _take_option(name.text, value.text, kinds, options)
         except ValueError as error:
             report.add(token_position(value), str(error))
     if RETENTION in options.at and LATENESS in options.at:
@@ -376,7 +376,7 @@ def _name_problem(name: str, kinds: Sequence[JoinKind], options: Options, *, gro
     return "is given twice; keep one" if name in options.at else ""
 
 
-def _take(name: str, text: str, kinds: Sequence[JoinKind], options: Options) -> None:
+def _take_option(name: str, text: str, kinds: Sequence[JoinKind], options: Options) -> None:
     """Take one option. Raises ValueError, which says what is wrong with the value."""
     if name == TYPE:
         _check_type(text, kinds)
@@ -415,7 +415,7 @@ def _check_type(text: str, kinds: Sequence[JoinKind]) -> None:
         raise ValueError(f"the SQL says {listed(kinds)}; {todo}, or leave {TYPE!r} out")
 
 
-def _pairs(tokens: Sequence[Token], report: Report) -> list[tuple[Token, Token]]:
+def _pair_options(tokens: Sequence[Token], report: Report) -> list[tuple[Token, Token]]:
     pairs: list[tuple[Token, Token]] = []
     expected_types = (TokenType.STRING, TokenType.EQ, TokenType.STRING, TokenType.COMMA)
     for i, token in enumerate(tokens):

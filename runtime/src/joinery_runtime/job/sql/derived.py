@@ -106,7 +106,7 @@ class _Merging:
         if any(source.derived for source in sources) or any(join.args.get("using") for join in joins):
             shared, conditions = self._read_using(sources, joins)
             for column in written if tests else ():
-                if not column.table and not any(self._has(source, column.name) for source in sources):
+                if not column.table and not any(self._has_column(source, column.name) for source in sources):
                     column.meta[OUTER_NAME] = True
             self._replace_names(select, joins, sources, shared, written)
             for join, parts in zip(joins, conditions, strict=True):
@@ -121,7 +121,7 @@ class _Merging:
     ) -> tuple[_Source, exp.Select | None]:
         """Read what FROM or a JOIN of the SELECT names, and put the sources of a sub-query in its place. Return also
         the sub-query if it is one of groups, which is the SELECT's only source."""
-        query, joins = self._query_of(clause.this, named), select.args.get("joins")
+        query, joins = self._find_query(clause.this, named), select.args.get("joins")
         if query is None:
             table = clause.this
             if table.name in named and not isinstance(named[table.name], exp.Select):
@@ -129,7 +129,7 @@ class _Merging:
             return _Source(table.alias_or_name, table.name if isinstance(table, exp.Table) else None), None
         inner, alias = query.this, query.alias_or_name
         self.merge(inner, named if query is clause.this else {})  # one of WITH has its names already
-        if problem := self._problem(inner, select, first=isinstance(clause, exp.From)):
+        if problem := self._merge_problem(inner, select, first=isinstance(clause, exp.From)):
             self._report.add(node_position(query), problem)
             clause.set("this", _placeholder(alias, {REJECTED: True}))
             return _Source(alias), None
@@ -137,7 +137,7 @@ class _Merging:
             move_conditions(inner, select)
         if inner.args.get("group") is not None:
             clause.set("this", _placeholder(alias, {}))
-            return self._read(inner, alias), inner
+            return self._read_outputs(inner, alias), inner
         if inner.args.get("joins"):
             return self._merge_join(inner, alias, select), None
         return self._merge_input(inner, query, clause, joined=bool(joins)), None
@@ -170,7 +170,7 @@ class _Merging:
             queries[query.alias] = query.this
         return queries
 
-    def _query_of(self, source: exp.Expr, named: Mapping[str, exp.Expr]) -> exp.Expr | None:
+    def _find_query(self, source: exp.Expr, named: Mapping[str, exp.Expr]) -> exp.Expr | None:
         """Return the sub-query that a source is, or names; None: it is an input, or something that is reported."""
         if isinstance(source, exp.Table) and isinstance(source.this, exp.Identifier):
             inner = named.get(source.name)
@@ -185,7 +185,7 @@ class _Merging:
 
     # --- what can be merged -------------------------------------------------------------------------------------------
 
-    def _problem(self, inner: exp.Select, select: exp.Select, *, first: bool) -> str:
+    def _merge_problem(self, inner: exp.Select, select: exp.Select, *, first: bool) -> str:
         """Say why the sub-query cannot be part of the pipeline; empty if it can."""
         more = [name.strip("_").upper() for name, value in inner.args.items() if value and name not in self._form.parts]
         if more:
@@ -234,7 +234,7 @@ class _Merging:
                     facts = f"{table.name!r} has no column {column.name!r}{suggestion(column.name, names)}"
                     self._report.add(node_position(column), f"{facts}; its columns are {listed(names)}")
                 column.set("table", exp.to_identifier(alias))
-        source = self._read(inner, alias)
+        source = self._read_outputs(inner, alias)
         condition = inner.args.get("where")
         merged = table.copy()
         merged.set("alias", exp.TableAlias(this=exp.to_identifier(alias)))
@@ -254,7 +254,7 @@ class _Merging:
         where = select.args.get("where")
         for column in written if where is not None else ():
             if column.find_ancestor(exp.Where) is where:
-                meant = self._meant(column, sources, [], {}, SESSION_COLUMNS, nested=False)
+                meant = self._find_meaning(column, sources, [], {}, SESSION_COLUMNS, nested=False)
                 if meant is not None:
                     replace_name(meant, column)
         set_conditions(first, "having", exp.Having, first.args.get("having"), where)
@@ -269,9 +269,9 @@ class _Merging:
         select.set("joins", [*inner.args["joins"], *(select.args.get("joins") or [])])
         if condition is not None:
             add_condition(select, condition.this)
-        return self._read(inner, alias)
+        return self._read_outputs(inner, alias)
 
-    def _read(self, inner: exp.Select, alias: str) -> _Source:
+    def _read_outputs(self, inner: exp.Select, alias: str) -> _Source:
         """Read what the sub-query calls its columns."""
         joins = inner.args.get("joins") or []
         tables = [clause.this for clause in (inner.args["from_"], *joins)]
@@ -303,10 +303,12 @@ class _Merging:
                     self._report.add(node_position(item), f"{facts}; name one with AS")
                 names[name] = None
         single = tables[0].name if len(tables) == 1 else None
-        present = self._present(tables, joins, alias)
+        present = self._present_columns(tables, joins, alias)
         return _Source(alias, single, outputs, star, derived=True, names=tuple(names), present=present)
 
-    def _present(self, tables: Sequence[exp.Expr], joins: Sequence[exp.Expr], alias: str) -> Sequence[exp.Column]:
+    def _present_columns(
+        self, tables: Sequence[exp.Expr], joins: Sequence[exp.Expr], alias: str
+    ) -> Sequence[exp.Column]:
         """Return columns of which one has a value in each row of the sub-query: the event time of an input that none of
         the joins pads, or else those of all inputs. An only input has the sub-query's alias."""
         times = {
@@ -329,10 +331,10 @@ class _Merging:
             parts = []
             for identifier in join.args.get("using") or []:
                 name = identifier.name
-                owner = next((i for i in range(number) if self._has(sources[i], name)), number - 1)
+                owner = next((i for i in range(number) if self._has_column(sources[i], name)), number - 1)
                 left = shared.get(name, [owner])
                 before = joins[: number - 1]
-                sides = (_value(name, numbers, sources, before, identifier) for numbers in (left, [number]))
+                sides = (_shared_value(name, numbers, sources, before, identifier) for numbers in (left, [number]))
                 parts.append(exp.EQ(this=next(sides), expression=next(sides)))
                 by_side = {"RIGHT": [number], "FULL": [*left, number]}
                 shared[name] = by_side.get(join.args.get("side") or "", left)
@@ -350,13 +352,15 @@ class _Merging:
         """Replace the names of the SELECT, of which `written` are the columns, by what they stand for."""
         own = {*SESSION_COLUMNS, *RANK_COLUMNS, *(item.alias for item in select.expressions)}
         for column in written:
-            meant = self._meant(column, sources, joins_before(column, joins), shared, own, is_nested(column, select))
+            meant = self._find_meaning(
+                column, sources, joins_before(column, joins), shared, own, is_nested(column, select)
+            )
             if meant is not None:
                 replace_name(meant, column)
-        items = [part for item in select.expressions for part in self._without_star(item, sources, joins, shared)]
+        items = [part for item in select.expressions for part in self._expand_star(item, sources, joins, shared)]
         select.set("expressions", items)
 
-    def _meant(
+    def _find_meaning(
         self,
         column: exp.Column,
         sources: Sequence[_Source],
@@ -374,28 +378,28 @@ class _Merging:
             owner = next((source for source in sources if source.alias == column.table), None)
             if owner is None and column.table in self._hidden and not nested:
                 aliases = listed(source.alias for source in sources)
-                self._reject(column, f"{column.table!r} is not an alias here; aliases are {aliases}")
+                self._reject_column(column, f"{column.table!r} is not an alias here; aliases are {aliases}")
             if owner is None or not owner.derived:
                 return None
             if name not in owner.outputs and not owner.star:
                 facts = f"{owner.alias!r} has no column {name!r}{suggestion(name, owner.outputs)}"
-                self._reject(column, f"{facts}; its columns are {listed(owner.outputs)}")
+                self._reject_column(column, f"{facts}; its columns are {listed(owner.outputs)}")
             return owner.output(name, padded=is_padded(sources.index(owner), before))
         if nested and self._may_be_own(column):
             return None
         if name in shared:
-            return _value(name, shared[name], sources, before, column.this)
-        owners = [source for source in sources if self._has(source, name)]
+            return _shared_value(name, shared[name], sources, before, column.this)
+        owners = [source for source in sources if self._has_column(source, name)]
         derived = [source for source in owners if source.derived]
         if len(owners) > 1 and derived:
             choices = " or ".join(f"{source.alias}.{name}" for source in owners)
-            self._reject(column, f"is ambiguous, several inputs have it; write {choices}")
+            self._reject_column(column, f"is ambiguous, several inputs have it; write {choices}")
         elif OUTER_NAME in column.meta and not nested:
             return None  # which the SELECT around this one reads
         elif not owners and name not in own and all(source.derived and not source.star for source in sources):
             names = [output for source in sources for output in source.outputs]
             facts = f"the sub-query has no column {name!r}{suggestion(name, names)}"
-            self._reject(column, f"{facts}; its columns are {listed(names)}")
+            self._reject_column(column, f"{facts}; its columns are {listed(names)}")
         return derived[0].output(name, padded=is_padded(sources.index(derived[0]), before)) if derived else None
 
     def _may_be_own(self, column: exp.Column) -> bool:
@@ -408,15 +412,15 @@ class _Merging:
         inputs = [clause.this.name for clause in (start, *joins) if clause is not None]
         return any(column.name in self._columns.get(name, (column.name,)) for name in inputs)
 
-    def _reject(self, column: exp.Column, message: str) -> None:
+    def _reject_column(self, column: exp.Column, message: str) -> None:
         self._report.add(node_position(column), message)
         column.meta[REJECTED] = True
 
-    def _has(self, source: _Source, name: str) -> bool:
+    def _has_column(self, source: _Source, name: str) -> bool:
         further = self._columns.get(source.table or "", ()) if source.star else ()
         return name in source.outputs or name in further
 
-    def _without_star(
+    def _expand_star(
         self,
         item: exp.Expr,
         sources: Sequence[_Source],
@@ -435,7 +439,7 @@ class _Merging:
             yield item
             return
         for name, numbers in shared.items() if not qualifier else ():
-            yield exp.alias_(_value(name, numbers, sources, joins, star), name)
+            yield exp.alias_(_shared_value(name, numbers, sources, joins, star), name)
         for source in chosen:
             for name in source.names if source.derived else self._columns[source.table or ""]:
                 if name in shared and not qualifier:
@@ -456,7 +460,7 @@ def _placeholder(alias: str, meta: Mapping[str, bool]) -> exp.Table:
     return table
 
 
-def _value(
+def _shared_value(
     name: str, numbers: Sequence[int], sources: Sequence[_Source], before: Sequence[exp.Expr], identifier: exp.Expr
 ) -> exp.Expr:
     """Return the value of a name of USING behind some joins; `identifier` is its place in the text."""

@@ -56,18 +56,18 @@ def common_tokens(tokens: Sequence[Token]) -> Iterator[Token]:
             i += 2
             continue
         if keyword(tokens, i) == "MATCH_CONDITION" and keyword(tokens, i + 1) == "(":
-            condition_end = _closing(tokens, i + 1)
-            yield _like(token, TokenType.ON, "ON")
+            condition_end = _closing_bracket(tokens, i + 1)
+            yield _token_like(token, TokenType.ON, "ON")
         elif condition_end >= 0 and i == condition_end + 1 and keyword(tokens, i) == "ON":
-            yield _like(token, TokenType.AND, "AND")
+            yield _token_like(token, TokenType.AND, "AND")
         elif keyword(tokens, i) == "PARTITION BY" and keyword(tokens, i - 2) == "TABLE" and i > 1:
             behind = range(i, len(tokens) - 1)
             partition_end = next((at for at in behind if keyword(tokens, at + 1) == "DESCRIPTOR"), -1)
-            yield _like(token, TokenType.COMMA, ",")
-            yield _like(token, TokenType.VAR, _PARTITION)
-            yield _like(token, TokenType.L_PAREN, "(")
+            yield _token_like(token, TokenType.COMMA, ",")
+            yield _token_like(token, TokenType.VAR, _PARTITION)
+            yield _token_like(token, TokenType.L_PAREN, "(")
         elif i == partition_end:
-            yield _like(token, TokenType.R_PAREN, ")")
+            yield _token_like(token, TokenType.R_PAREN, ")")
             yield token
         else:
             yield token
@@ -101,11 +101,11 @@ def rewrite_dialects(
     return understood
 
 
-def _like(token: Token, kind: TokenType, text: str) -> Token:
+def _token_like(token: Token, kind: TokenType, text: str) -> Token:
     return Token(kind, text, line=token.line, col=token.col, start=token.start, end=token.end)
 
 
-def _closing(tokens: Sequence[Token], opening: int) -> int:
+def _closing_bracket(tokens: Sequence[Token], opening: int) -> int:
     """Return where the bracket is closed; the end if it is not."""
     depth = 0
     for i in range(opening, len(tokens)):
@@ -145,7 +145,7 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[s
             report.add(node_position(node), f"{facts}; write GROUP BY {text}, or another alias")
         clauses = [clause for name in ("having", "qualify") if (clause := query.args.get(name)) is not None]
         for item in [*query.expressions, *clauses]:
-            for part in [part for part in item.walk() if _same(part, value, query)]:
+            for part in [part for part in item.walk() if _is_same_expression(part, value, query)]:
                 if part.find_ancestor(exp.AggFunc, exp.Filter) is not None:
                     continue  # an aggregate reads the rows, which have no window yet
                 time = column_at(column, value)
@@ -157,7 +157,7 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[s
         return
 
 
-def _same(one: exp.Expr, other: exp.Expr, query: exp.Select) -> bool:
+def _is_same_expression(one: exp.Expr, other: exp.Expr, query: exp.Select) -> bool:
     """Say whether two expressions are the same; over one source, a column may have its name or not."""
     if query.args.get("joins"):
         return one == other
@@ -196,7 +196,7 @@ def window_of(value: exp.Expr) -> exp.Anonymous | None:
     name, arguments = function_name(value), [*value.expressions] if isinstance(value, exp.Anonymous) else []
     if _is_day(value):
         time, zone = _time_and_zone(value.this if isinstance(value, exp.Cast) else arguments[0])
-        return None if time is None or not all(map(is_text, zone)) else _tumble(time, interval("1", "DAY"), *zone)
+        return None if time is None or not all(map(is_text, zone)) else _call_tumble(time, interval("1", "DAY"), *zone)
     if name in {"DATE_TRUNC", "TIMESTAMP_TRUNC"} and len(arguments) in {2, 3}:
         unit, time = arguments[:2] if name == "DATE_TRUNC" else arguments[1::-1]
         return _window_of_unit(unit, time, arguments[2:])
@@ -214,7 +214,7 @@ def window_of(value: exp.Expr) -> exp.Anonymous | None:
             return None
     if length is None or time is None or not all(map(is_text, zone)):
         return None
-    return _tumble(time, length, *start, *zone)
+    return _call_tumble(time, length, *start, *zone)
 
 
 def _window_of_unit(unit: exp.Expr, value: exp.Expr, named_zone: Sequence[exp.Expr]) -> exp.Anonymous | None:
@@ -228,7 +228,7 @@ def _window_of_unit(unit: exp.Expr, value: exp.Expr, named_zone: Sequence[exp.Ex
     if zone and (text not in _LOCAL_UNITS or (named_zone and text == "HOUR")):
         return None
     offset = [interval("4", "DAY")] if text == "WEEK" else []  # 1970 began on a Thursday, a week on Monday
-    return _tumble(time, interval(str(_UNITS[text]), "DAY" if text == "WEEK" else text), *offset, *zone)
+    return _call_tumble(time, interval(str(_UNITS[text]), "DAY" if text == "WEEK" else text), *offset, *zone)
 
 
 def _time_and_zone(value: exp.Expr) -> tuple[exp.Column | None, list[exp.Expr]]:
@@ -308,7 +308,7 @@ def _ms_of_literal(node: exp.Expr) -> int | None:
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def _tumble(time: exp.Column, *lengths: exp.Expr) -> exp.Anonymous:
+def _call_tumble(time: exp.Column, *lengths: exp.Expr) -> exp.Anonymous:
     return exp.Anonymous(this="TUMBLE", expressions=[time.copy(), *lengths])
 
 

@@ -55,10 +55,10 @@ def comparisons_of_sums(comparison: exp.Expr) -> Iterator[exp.Expr]:
 def _with_added_units(node: exp.Expr) -> exp.Expr:
     if function_name(node) != "TIMESTAMPADD":
         return node
-    unit, count, time = _arguments(node)
+    unit, count, time = _checked_arguments(node)
     ms = _whole_number(count) * _unit_ms(unit)
     inner = time.transform(_with_added_units)  # the caller's transform does not enter what replaces a node
-    return exp.paren(exp.Add(this=exp.paren(inner), expression=_interval(ms)), copy=False)
+    return exp.paren(exp.Add(this=exp.paren(inner), expression=_interval_of_ms(ms)), copy=False)
 
 
 def _is_distance(node: exp.Expr) -> bool:
@@ -69,7 +69,7 @@ def _limits_of_distance(kind: type[exp.Expr], call: exp.Expr, limit: exp.Expr) -
     if function_name(call) == "ABS":
         if kind is exp.EQ:
             raise NoBoundError("times that are exactly so far apart are no range; write ABS(...) <= a constant")
-        (distance,) = _arguments(call)
+        (distance,) = _checked_arguments(call)
         negative = exp.Neg(this=exp.paren(limit))
         (above,) = comparisons_of_sums(kind(this=distance, expression=limit))
         (below,) = comparisons_of_sums(MIRRORED[kind](this=distance.copy(), expression=negative))
@@ -78,30 +78,30 @@ def _limits_of_distance(kind: type[exp.Expr], call: exp.Expr, limit: exp.Expr) -
         else:
             yield from (above, below)
         return
-    unit, start, stop = _arguments(call)
+    unit, start, stop = _checked_arguments(call)
     unit_ms, number = _unit_ms(unit), _whole_number(limit)
     if kind in {exp.GTE, exp.GT, exp.EQ}:
         least = number + (kind is exp.GT)
         ms = least * unit_ms if least > 0 else (least - 1) * unit_ms + 1
-        yield exp.GTE(this=_difference(stop, start), expression=_interval(ms))
+        yield exp.GTE(this=_subtract(stop, start), expression=_interval_of_ms(ms))
     if kind in {exp.LTE, exp.LT, exp.EQ}:
         most = number - (kind is exp.LT)
         ms = most * unit_ms if most < 0 else (most + 1) * unit_ms - 1
-        yield exp.LTE(this=_difference(stop, start), expression=_interval(ms))
+        yield exp.LTE(this=_subtract(stop, start), expression=_interval_of_ms(ms))
 
 
-def _arguments(call: exp.Expr) -> list[exp.Expr]:
+def _checked_arguments(call: exp.Expr) -> list[exp.Expr]:
     name = function_name(call)
     if len(call.expressions) != _FORMS[name].count(",") + 1:
         raise NoBoundError(f"{name} has other arguments; write {_FORMS[name]}")
     return [*call.expressions]
 
 
-def _difference(stop: exp.Expr, start: exp.Expr) -> exp.Expr:
+def _subtract(stop: exp.Expr, start: exp.Expr) -> exp.Expr:
     return exp.Sub(this=exp.paren(stop), expression=exp.paren(start))
 
 
-def _interval(ms: int) -> exp.Interval:
+def _interval_of_ms(ms: int) -> exp.Interval:
     return exp.Interval(this=exp.Literal.string(str(ms)), unit=exp.var("MILLISECOND"))
 
 

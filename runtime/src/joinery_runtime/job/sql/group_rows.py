@@ -102,7 +102,7 @@ def read_session_columns(
         else:
             _read_group_item(value, renamed, at, chosen, groups, scope)
     for entry, value in expressions:
-        tree = _translated(value.copy(), chosen, groups, scope)
+        tree = _translate_names(value.copy(), chosen, groups, scope)
         chosen.expressions[entry["as"]] = tree
         entry["expression"] = tree.sql(comments=False)
     return chosen
@@ -213,14 +213,14 @@ def read_having(condition: exp.Expr | None, chosen: Chosen, groups: Grouping, sc
     if condition is None:
         return None
     _reject_calls(condition, scope)
-    return _translated(condition.copy(), chosen, groups, scope).sql(comments=False)
+    return _translate_names(condition.copy(), chosen, groups, scope).sql(comments=False)
 
 
 def over_groups(node: exp.Expr, chosen: Chosen, groups: Grouping, scope: Scope) -> exp.Expr:
     """Return an expression over groups and aggregates with the names that they have in the rows of the groups. Wrong
     names and calls are reported."""
     _reject_calls(node, scope)
-    return over_rows(_translated(node.copy(), chosen, groups, scope))
+    return over_rows(_translate_names(node.copy(), chosen, groups, scope))
 
 
 def over_rows(expression: exp.Expr) -> exp.Expr:
@@ -232,7 +232,7 @@ def over_rows(expression: exp.Expr) -> exp.Expr:
     return plain
 
 
-def _translated(node: exp.Expr, chosen: Chosen, groups: Grouping, scope: Scope) -> exp.Expr:
+def _translate_names(node: exp.Expr, chosen: Chosen, groups: Grouping, scope: Scope) -> exp.Expr:
     """Replace aggregates, columns of the window, groups and aliases of the select list, in this order, by the names
     that a job's fields give them."""
     if isinstance(node, exp.Query):
@@ -240,11 +240,11 @@ def _translated(node: exp.Expr, chosen: Chosen, groups: Grouping, scope: Scope) 
     if _is_number(node, chosen, scope):
         return exp.column(ROW_NUMBER)
     if is_aggregate(node):
-        return _column(_aggregate_name(node, chosen, scope))
+        return _column_named(_aggregate_name(node, chosen, scope))
     if own := own_column(node, scope):
-        return _column(own)
+        return _column_named(own)
     if (group := _group_name(node, groups, scope)) is not None:
-        return _column(group)
+        return _column_named(group)
     if isinstance(node, exp.Column):
         if not node.table and node.name in chosen.expressions:
             return exp.paren(chosen.expressions[node.name])
@@ -254,15 +254,15 @@ def _translated(node: exp.Expr, chosen: Chosen, groups: Grouping, scope: Scope) 
         if selected is None and scope.resolve(node) is not None:
             facts = "is not in GROUP BY, and a group holds many rows of it"
             scope.report.add(node_position(node), f"{facts}; group by it, or write FIRST(...) or LAST(...)")
-        return node if selected is None else _column(selected)
+        return node if selected is None else _column_named(selected)
     for child in list(node.iter_expressions()):
-        translated = _translated(child, chosen, groups, scope)
+        translated = _translate_names(child, chosen, groups, scope)
         if translated is not child:
             child.replace(translated)
     return node
 
 
-def _column(name: str) -> exp.Expr:
+def _column_named(name: str) -> exp.Expr:
     """Write a name of a group or an aggregate as a column, in quotes where it needs them."""
     try:
         column = parse_tree(name)

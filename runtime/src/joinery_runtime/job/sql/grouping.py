@@ -142,7 +142,7 @@ def read_group(
     if isinstance(value, exp.Column) and not value.table and not scope.has_column(value.name):
         value = aliases.get(value.name, value).unnest()  # an alias of the select list
     value = value.copy()
-    problem = _problem(value, table, scope)
+    problem = _group_problem(value, table, scope)
     if problem:
         scope.report.add(at, problem)
         return
@@ -155,7 +155,7 @@ def read_group(
     grouping.by_text.setdefault(text, GroupExpression(text, column, column or computed_name(value, scope)))
 
 
-def _problem(value: exp.Expr, table: SqlInput, scope: Scope) -> str:
+def _group_problem(value: exp.Expr, table: SqlInput, scope: Scope) -> str:
     if isinstance(value, exp.Literal) and not value.is_string:
         facts = "is a constant, or the number of an aggregate or of no entry of the select list"
         return f"{facts}; write a column or an expression"
@@ -437,7 +437,7 @@ def read_call(value: exp.Expr) -> Call:
     function = _FUNCTIONS.get(type(value)) or _NAMES.get(function_name(value))
     if function is None or isinstance(value, exp.PercentileCont | exp.PercentileDisc):
         raise BadAggregateError(unknown_aggregate(value))
-    first, second = _arguments(value, function)
+    first, second = _split_arguments(value, function)
     if isinstance(value, exp.Count):
         return _read_count(value)
     if function in {"min_by", "max_by"}:
@@ -446,7 +446,7 @@ def read_call(value: exp.Expr) -> Call:
     if isinstance(value, exp.ApproxDistinct):
         options["method"] = "hll"
     elif function == "approx_percentile":
-        options["percentile"] = _share(second)
+        options["percentile"] = _parse_share(second)
     elif second is not None:
         if not isinstance(second, exp.Literal) or not second.is_string:
             raise BadAggregateError("the separator has to be a text in quotes")
@@ -454,7 +454,7 @@ def read_call(value: exp.Expr) -> Call:
     return Call(function, _checked_argument(first), options=options)
 
 
-def _arguments(value: exp.Expr, function: str) -> tuple[Any, Any]:
+def _split_arguments(value: exp.Expr, function: str) -> tuple[Any, Any]:
     """Return the first argument, and the second or None."""
     second_name, form = _SECOND_ARGUMENTS.get(function, ("", "takes one value"))
     if isinstance(value, exp.Anonymous):
@@ -481,11 +481,11 @@ def _read_percentile(value: exp.WithinGroup) -> Call:
     if ordered is None or ordered.args.get("desc"):
         raise BadAggregateError(f"WITHIN GROUP takes one ascending value; {todo}")
     return Call(
-        _FUNCTIONS[type(function)], _checked_argument(ordered.this), options={"percentile": _share(function.this)}
+        _FUNCTIONS[type(function)], _checked_argument(ordered.this), options={"percentile": _parse_share(function.this)}
     )
 
 
-def _share(value: Any) -> float:
+def _parse_share(value: Any) -> float:
     if not isinstance(value, exp.Literal) or value.is_string or not 0 <= float(value.name) <= 1:
         raise BadAggregateError("the percentile has to be one number from 0 to 1, such as 0.95")
     return float(value.name)

@@ -258,7 +258,7 @@ def _translate_links(links: Sequence[Link], query: Query, options: Options, scop
             todo = "write a bound on time into each ON"
             scope.report.add(options.at[name], f"{name!r} does not say which JOIN is meant; {todo}")
     distances, sent = Distances(), set[str]()
-    steps = tuple(_step(link, distances, sent, context) for link in links)
+    steps = tuple(_translate_link(link, distances, sent, context) for link in links)
     for name in options.broadcast:
         relation = scope.by_input(name)
         if links and (relation is None or relation.table.name not in sent):
@@ -268,7 +268,7 @@ def _translate_links(links: Sequence[Link], query: Query, options: Options, scop
     return steps
 
 
-def _step(link: Link, distances: Distances, sent: set[str], context: _Context) -> Step:
+def _translate_link(link: Link, distances: Distances, sent: set[str], context: _Context) -> Step:
     kind = context.query.kind_of(link.joined)
     matching = read_matching(link, timed=kind == "interval", report=context.report)
     matching.broken = matching.broken or context.options.broken
@@ -279,12 +279,12 @@ def _step(link: Link, distances: Distances, sent: set[str], context: _Context) -
     if not matching.keys and not _broadcast_sides(link, context):
         matching.make_keys_of_expressions(link)
     if kind == "interval":
-        step |= _broadcast(link, matching, sent, context)
+        step |= _read_broadcast(link, matching, sent, context)
         from_input = _take_interval(step, link, matching, distances, context)
     else:
         _check_keys(link, matching, "", context)
         if kind == "asof":
-            step |= _as_of(link, context)
+            step |= _read_as_of(link, context)
         else:
             allowed_ms, window = context.options.ms.get(LATENESS, 0), context.query.window
             assert window is not None, "the kind of the query says so"
@@ -335,7 +335,7 @@ def _broadcast_sides(link: Link, context: _Context) -> list[Relation]:
     return [relation for relation in named if relation is not None and relation in sides]
 
 
-def _broadcast(link: Link, matching: Matching, sent: set[str], context: _Context) -> Step:
+def _read_broadcast(link: Link, matching: Matching, sent: set[str], context: _Context) -> Step:
     if matching.keys:
         return {}
     chosen = _broadcast_sides(link, context)
@@ -374,7 +374,7 @@ def _take_interval(step: Step, link: Link, matching: Matching, distances: Distan
         return None
     distances.add(link, interval)
     step["interval"] = {"of": interval.from_input, "lower": interval.lower, "upper": interval.upper}
-    lateness = _lateness(interval, link, context)
+    lateness = _read_lateness(interval, link, context)
     step |= {"allowedLateness": lateness} if lateness else {}
     return interval.from_input
 
@@ -425,7 +425,7 @@ def _add_within(within: Within, matching: Matching, link: Link, distances: Dista
     ]
 
 
-def _lateness(interval: IntervalBounds, link: Link, context: _Context) -> int:
+def _read_lateness(interval: IntervalBounds, link: Link, context: _Context) -> int:
     options, within = context.options, link.joined.within
     if within is not None and within.grace_at is not None:
         _check_grace(within.grace_at, (RETENTION, LATENESS), options, context.report)
@@ -441,7 +441,7 @@ def _lateness(interval: IntervalBounds, link: Link, context: _Context) -> int:
     return retention - interval.reach
 
 
-def _as_of(link: Link, context: _Context) -> Step:
+def _read_as_of(link: Link, context: _Context) -> Step:
     source, first = link.right.source, link.earlier[0]
     origin: Relation | None = None
     if source.as_of is None:

@@ -109,10 +109,10 @@ def _sort_condition(part: exp.Expr, link: Link, timed: bool, matching: Matching)
         if isinstance(part, _COMPARISONS):
             for comparison in comparisons_of_sums(part):
                 if isinstance(comparison, exp.Or):  # a distance that is at least so long: no range
-                    _limits(comparison.this, link)
-                    _limits(comparison.expression, link)
+                    _read_limits(comparison.this, link)
+                    _read_limits(comparison.expression, link)
                 else:
-                    matching.limits += _limits(comparison, link)
+                    matching.limits += _read_limits(comparison, link)
                 matching.conditions.append(comparison)
             return
         if any(_compares_times(it, link) for branch in part.find_all(exp.Or) for it in branch.find_all(*_COMPARISONS)):
@@ -149,7 +149,7 @@ def _limits_of_range(part: exp.Expr, link: Link) -> list[TimeBound]:
     return []
 
 
-def _limits(part: exp.Expr, link: Link) -> list[TimeBound]:
+def _read_limits(part: exp.Expr, link: Link) -> list[TimeBound]:
     """Return the bounds that a condition implies, and write its times as numbers if one of the two is. Raises
     NoBoundError and NotALengthError."""
     right = link.right.table

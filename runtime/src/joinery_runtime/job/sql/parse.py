@@ -67,7 +67,7 @@ def parse_select(
     if isinstance(tree, exp.Select) and form.tests_existence:
         take_unions(tree, columns or {}, report)
     if isinstance(tree, exp.Select):
-        _attach(withins, tree, report)
+        _attach_withins(withins, tree, report)
         windowed = clauses.window is not None
         if not rewrite_dialects(tree, columns or {}, event_times or {}, report, form, windowed=windowed):
             return None
@@ -122,7 +122,7 @@ def _written_tree(sql: str, report: Report, form: Form) -> tuple[exp.Expr | None
         return None
     tokens, withins = take_withins([*common_tokens(tokens)], report)
     clauses = split_clauses(tokens, report, form)
-    tree = _tree(clauses.body, sql, report, form)
+    tree = _parse_tokens(clauses.body, sql, report, form)
     if isinstance(tree, exp.Union) and form.tests_existence:
         inputs, name = {table.name for table in tree.find_all(exp.Table)}, UNITED
         while name in inputs:
@@ -132,7 +132,7 @@ def _written_tree(sql: str, report: Report, form: Form) -> tuple[exp.Expr | None
     return tree, clauses, withins
 
 
-def _attach(withins: Sequence[Within], select: exp.Select, report: Report) -> None:
+def _attach_withins(withins: Sequence[Within], select: exp.Select, report: Report) -> None:
     """Give each WITHIN to its join: the last one whose source is before it in the text."""
     joins = {
         max((part.meta["start"] for part in join.this.walk() if "start" in part.meta), default=0): join
@@ -147,7 +147,7 @@ def _attach(withins: Sequence[Within], select: exp.Select, report: Report) -> No
         joins[start].meta[WITHIN] = within
 
 
-def _tree(tokens: list[Token], sql: str, report: Report, form: Form) -> exp.Expr | None:
+def _parse_tokens(tokens: list[Token], sql: str, report: Report, form: Form) -> exp.Expr | None:
     """Parse the tokens of the SELECT; None if that fails, and the report says why."""
     second = next((i for i, token in enumerate(tokens) if token.token_type == TokenType.SEMICOLON), None)
     if second is not None:
@@ -217,15 +217,15 @@ def placed(message: str, sql: str, *, sessions: bool = False) -> str:
     candidates: list[exp.Expr] = [named, turned, exp.Literal.string(text), of_having, *split_ands(named)]
     for candidate in candidates:
         bare = candidate.unnest()
-        sought, alike = _unqualified(bare), (node for node in written if type(node) is type(bare))
-        node = next((node for node in alike if _unqualified(node) == sought), None)
+        sought, alike = _text_without_inputs(bare), (node for node in written if type(node) is type(bare))
+        node = next((node for node in alike if _text_without_inputs(node) == sought), None)
         if node is not None:
             report.add(node_position(node), message)
             return report.problems[0]
     return message
 
 
-def _unqualified(node: exp.Expr) -> str:
+def _text_without_inputs(node: exp.Expr) -> str:
     """Return the expression's text without the names of inputs."""
     copy = node.copy()
     for column in copy.find_all(exp.Column):

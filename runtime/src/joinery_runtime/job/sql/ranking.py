@@ -196,7 +196,7 @@ def _limits_of(condition: exp.Expr) -> tuple[exp.Expr, int, int] | None:
     """Return the call, the lowest and the highest number for which the condition is true; None for other conditions."""
     no_limit = MOST_RANKED_ROWS + 1
     if isinstance(condition, exp.Between):
-        low, high = _whole(condition.args["low"]), _whole(condition.args["high"])
+        low, high = _whole_number(condition.args["low"]), _whole_number(condition.args["high"])
         window = condition.this.unnest()
         return (window, low, high) if isinstance(window, exp.Window) and low is not None and high is not None else None
     if not isinstance(condition, exp.EQ | exp.LT | exp.LTE | exp.GT | exp.GTE):
@@ -206,7 +206,7 @@ def _limits_of(condition: exp.Expr) -> tuple[exp.Expr, int, int] | None:
     if isinstance(right, exp.Window):
         left, right = right, left
         kind = _MIRRORED.get(kind, kind)
-    value = _whole(right)
+    value = _whole_number(right)
     if not isinstance(left, exp.Window) or value is None:
         return None
     limits: Mapping[type[exp.Expr], tuple[int, int]] = {
@@ -219,7 +219,7 @@ def _limits_of(condition: exp.Expr) -> tuple[exp.Expr, int, int] | None:
     return (left, *limits[kind])
 
 
-def _whole(node: exp.Expr) -> int | None:
+def _whole_number(node: exp.Expr) -> int | None:
     node = node.unnest()
     return int(node.name) if isinstance(node, exp.Literal) and not node.is_string and node.name.isdecimal() else None
 
@@ -256,7 +256,7 @@ def _read_over(number: exp.Expr, rows: int, beside: str | None, query: Query, sc
     window = _read_window(calls[0], scope) if calls else None
     if of_joins:
         window = window_of_joins(of_joins, calls, query, scope)
-    by = [name for key in keys if (name := _key(key, scope)) is not None]
+    by = [name for key in keys if (name := _read_key(key, scope)) is not None]
     timed: Relation | None = None  # the input whose event time alone ORDER BY names
     if len(ordered) == 1 and isinstance(ordered[0].this, exp.Column):
         resolved = scope.resolve(ordered[0].this)
@@ -270,7 +270,7 @@ def _read_over(number: exp.Expr, rows: int, beside: str | None, query: Query, sc
         keep = "last" if ordered[0].args.get("desc") else "first"
         return SqlRanking(DEDUPLICATE, {"by": by, "of": first.table.name, "keep": keep}, number)
     entries: dict[str, Any] = {"by": by} if by else {}
-    entries |= {"orderBy": [*_order(ordered, scope)], "rows": rows}
+    entries |= {"orderBy": [*_read_order(ordered, scope)], "rows": rows}
     if window is not None:
         entries |= {"of": window.of, "window": {window.kind: window.fields}}
     return SqlRanking(TOP_N, entries, number)
@@ -285,7 +285,7 @@ def _read_window(call: exp.Expr, scope: Scope) -> GroupWindow | None:
     return read_window_call(call, table, scope, "PARTITION BY") if table is not None else None
 
 
-def _key(key: exp.Expr, scope: Scope) -> str | None:
+def _read_key(key: exp.Expr, scope: Scope) -> str | None:
     """Return a column of the key as YAML writes it; None if it is wrong, which is reported."""
     node = key.unnest()
     if not isinstance(node, exp.Column):
@@ -319,7 +319,7 @@ def _reject_deduplication(
     scope.report.add(node_position(number), f"{facts}; {todo}, or for the first rows of a window topN beside sql")
 
 
-def _order(ordered: Sequence[exp.Expr], scope: Scope) -> Iterator[dict[str, str]]:
+def _read_order(ordered: Sequence[exp.Expr], scope: Scope) -> Iterator[dict[str, str]]:
     """Yield the entries of `orderBy`; wrong ones are reported."""
     for entry in ordered:
         value = entry.this.unnest().copy()

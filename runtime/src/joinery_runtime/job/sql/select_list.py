@@ -64,20 +64,20 @@ def _read_join_items(
         of_rank = (node for node in names_in_it if not node.table and node.name in RANK_COLUMNS)
         ranked = next((node for node in of_rank if not scope.has_column(node.name)), None)
         if is_plain and column.name in own_names and is_own:
-            yield _Chosen(_item({"column": column.name}, named if named != column.name else ""), at)
+            yield _Chosen(_item_as({"column": column.name}, named if named != column.name else ""), at)
         elif (number := numbers.get(column.sql(comments=False))) is not None:
             if not named:
                 scope.report.add(at, "the number has no name of its own; write ROW_NUMBER() OVER (...) AS <name>")
-            yield _Chosen(_item(number, named or RANK_COLUMNS[-1]), at)
+            yield _Chosen(_item_as(number, named or RANK_COLUMNS[-1]), at)
         elif ranked is not None:
             facts = f"{ranked.name} is known once rows are numbered, after expressions"
             scope.report.add(node_position(ranked), f"{facts}; select it as it is, with AS")
         else:
             by_star = _find_star(item) is not None or BY_STAR in item.unalias().meta
-            yield from (_Chosen(selected, at, by_star) for selected in _items(item, scope))
+            yield from (_Chosen(selected, at, by_star) for selected in _read_item(item, scope))
 
 
-def _items(item: exp.Expr, scope: Scope) -> Iterator[Item]:
+def _read_item(item: exp.Expr, scope: Scope) -> Iterator[Item]:
     renamed = item.alias if isinstance(item, exp.Alias) else ""
     value = item.unalias().unnest()
     if (star := _find_star(item)) is not None:
@@ -96,7 +96,7 @@ def _items(item: exp.Expr, scope: Scope) -> Iterator[Item]:
         yield from _read_expression(value, renamed, scope)
     elif (resolved := scope.resolve(value)) is not None:
         relation, name = resolved
-        yield _item({"column": f"{relation.table.name}.{name}"}, renamed if renamed != name else "")
+        yield _item_as({"column": f"{relation.table.name}.{name}"}, renamed if renamed != name else "")
 
 
 def _find_star(item: exp.Expr) -> exp.Star | None:
@@ -106,7 +106,7 @@ def _find_star(item: exp.Expr) -> exp.Star | None:
     return star if isinstance(star, exp.Star) else None
 
 
-def _item(item: Item, renamed: str) -> Item:
+def _item_as(item: Item, renamed: str) -> Item:
     return {**item, **({"as": renamed} if renamed else {})}
 
 
@@ -122,7 +122,7 @@ def _read_expression(value: exp.Expr, renamed: str, scope: Scope) -> Iterator[It
         scope.report.add(at, f"{facts}; write GROUP BY with a window, such as TUMBLE(<event time>, INTERVAL '1' HOUR)")
     elif scope.qualify(value, behind_joins=True):
         if renamed:
-            yield _item({"expression": value.sql(comments=False)}, renamed)
+            yield _item_as({"expression": value.sql(comments=False)}, renamed)
         else:
             scope.report.add(at, "an expression has no name of its own; write <expression> AS <name>")
 
@@ -168,16 +168,16 @@ def _length_of_frame(frame: exp.Expr | None) -> str:
 
 def _prefix_shared(columns: Sequence[_Chosen], prefixes: Mapping[str, str]) -> list[_Chosen]:
     """Give a column that the stars of several inputs yield its input's prefix."""
-    shared = Counter(name for _, name in {_parts(column.item) for column in columns if column.by_star})
+    shared = Counter(name for _, name in {_split_column(column.item) for column in columns if column.by_star})
 
     def renamed(column: _Chosen) -> _Chosen:
-        table, name = _parts(column.item)
-        return column._replace(item=_item(column.item, f"{prefixes[table]}_{name}" if shared[name] > 1 else ""))
+        table, name = _split_column(column.item)
+        return column._replace(item=_item_as(column.item, f"{prefixes[table]}_{name}" if shared[name] > 1 else ""))
 
     return [renamed(column) if column.by_star else column for column in columns]
 
 
-def _parts(item: Item) -> tuple[str, str]:
+def _split_column(item: Item) -> tuple[str, str]:
     """Return the input and the column of an item."""
     table, _, name = item["column"].partition(".")
     return table, name

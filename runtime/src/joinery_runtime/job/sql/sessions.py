@@ -146,11 +146,11 @@ def read_aggregate(
     if query.then is not None:
         then = read_next(query.then, times, aggregate, chosen, numbering, scope.report)
         aggregate["then"], last, ranking = then
-    _limit([*chosen.aggregates, *(last.aggregates if last is not chosen else ())], scope, options)
+    _set_limits([*chosen.aggregates, *(last.aggregates if last is not chosen else ())], scope, options)
     return aggregate, last.select, ranking
 
 
-def _limit(aggregates: Sequence[dict[str, Any]], scope: Scope, options: Options) -> None:
+def _set_limits(aggregates: Sequence[dict[str, Any]], scope: Scope, options: Options) -> None:
     """Give the aggregates that keep values the limit of the options."""
     if options.values_limit is None:
         return

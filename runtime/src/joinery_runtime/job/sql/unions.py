@@ -59,7 +59,7 @@ def take_unions(select: exp.Select, columns: Columns, report: Report) -> list[Sq
     unions, own_aliases = list[SqlUnion](), _own_aliases(select)
     for named in [*select.find_all(exp.CTE)]:
         if isinstance(named.this, exp.Union):
-            taken = [*_take(named, named.alias, columns, own_aliases, report)]
+            taken = [*_take_union(named, named.alias, columns, own_aliases, report)]
             for table in select.find_all(exp.Table) if not taken else ():
                 if table.name == named.alias:
                     table.meta[REJECTED] = True
@@ -71,7 +71,7 @@ def take_unions(select: exp.Select, columns: Columns, report: Report) -> list[Sq
     for query in [*select.find_all(exp.Subquery)]:
         if isinstance(query.this, exp.Union) and isinstance(query.parent, exp.From | exp.Join):
             alias = query.args.get("alias")
-            taken = [*_take(query, query.alias_or_name, columns, own_aliases, report)]
+            taken = [*_take_union(query, query.alias_or_name, columns, own_aliases, report)]
             table = exp.Table(this=alias.this.copy() if alias is not None else exp.to_identifier(""))
             if not taken:
                 table.meta[REJECTED] = True
@@ -92,7 +92,7 @@ def _own_aliases(select: exp.Select) -> Mapping[str, str]:
     return {name: name if name in of_input else min(of_input) for name, of_input in aliases.items()}
 
 
-def _take(
+def _take_union(
     query: exp.Expr, name: str, columns: Columns, own_aliases: Mapping[str, str], report: Report
 ) -> Iterator[SqlUnion]:
     """Yield the union of the query; nothing if it is reported."""
@@ -104,18 +104,18 @@ def _take(
         todo = "name the columns with AS in the first SELECT"
         report.add(node_position(query), f"a list of columns behind the name is not read; {todo}")
         return
-    unread = [*_unread(query)]
+    unread = [*_unread_parts(query)]
     for node, problem in unread:
         report.add(node_position(node), problem)
     if unread:
         return
-    selects = [*_selects(query.this)]
+    selects = [*_flatten_selects(query.this)]
     if any(node.args.get("distinct") for node in query.this.find_all(exp.Union)):
         facts = "UNION drops equal rows, which may come at any time"
         todo = "write UNION ALL, and for the first row of a key within a time deduplicate: {within: 1h} beside sql"
         report.add(node_position(query), f"{facts}; {todo}")
         return
-    branches = [_branch(node, columns, own_aliases, report) for node in selects]
+    branches = [_read_branch(node, columns, own_aliases, report) for node in selects]
     complete = [branch for branch in branches if branch is not None]
     if len(complete) < len(branches):
         return
@@ -140,7 +140,7 @@ def _take(
     yield SqlUnion({"name": name, "branches": entries}, report.place_text(node_position(query)), texts, reads)
 
 
-def _unread(query: exp.Expr) -> Iterator[tuple[exp.Expr, str]]:
+def _unread_parts(query: exp.Expr) -> Iterator[tuple[exp.Expr, str]]:
     """Yield the place and the problem of each part of the unions, of the brackets around these and of stars that is not
     among `_READ`."""
     for node in query.find_all(*_READ):
@@ -158,16 +158,16 @@ def _unread(query: exp.Expr) -> Iterator[tuple[exp.Expr, str]]:
                 yield part, _IN_WITH if name == "with_" else "a union has every row of its SELECTs; leave this out"
 
 
-def _selects(node: exp.Expr) -> Iterator[exp.Expr]:
+def _flatten_selects(node: exp.Expr) -> Iterator[exp.Expr]:
     inner = node.unnest() if isinstance(node, exp.Subquery) and not node.alias else node
     if isinstance(inner, exp.Union):
-        yield from _selects(inner.this)
-        yield from _selects(inner.expression)
+        yield from _flatten_selects(inner.this)
+        yield from _flatten_selects(inner.expression)
     else:
         yield inner
 
 
-def _branch(
+def _read_branch(
     select: exp.Expr, columns: Columns, own_aliases: Mapping[str, str], report: Report
 ) -> tuple[dict[str, Any], BranchRead] | None:
     """Return a SELECT of the union as an entry of `branches`, and what it reads; None if it is reported."""
@@ -192,7 +192,7 @@ def _branch(
             report.add(node_position(column), f"{column.table!r} is not an alias here; the SELECT reads {table.name!r}")
             return None
         column.set("table", None)
-    items = [item for node in select.expressions for item in _items(node, columns.get(table.name))]
+    items = [item for node in select.expressions for item in _branch_items(node, columns.get(table.name))]
     selected = {"select": [item for item in items if item is not None]} if None not in items else {}
     where, name = select.args.get("where"), table.name
     if table.alias_or_name not in {name, own_aliases.get(name)}:
@@ -217,7 +217,7 @@ def alias_problem(name: str, alias: str, inputs: Collection[str], branches: Coll
     return None
 
 
-def _items(node: exp.Expr, columns: Collection[str] | None) -> Iterator[Item | None]:
+def _branch_items(node: exp.Expr, columns: Collection[str] | None) -> Iterator[Item | None]:
     """Yield the entries of `select` for an item of the list; None for a star of columns that are not known."""
     value, named = node.unalias().unnest(), node.alias if isinstance(node, exp.Alias) else ""
     if value.is_star:

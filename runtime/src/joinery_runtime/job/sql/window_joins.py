@@ -73,13 +73,13 @@ class _Scope:
         COALESCE, and of any for a name alone. None: it is no such column."""
         value = value.unnest()
         parts = [value.this, *value.expressions] if isinstance(value, exp.Coalesce) else [value]
-        meanings = [self._column(part.unnest()) for part in parts]
+        meanings = [self._column_meaning(part.unnest()) for part in parts]
         names = {meaning[1] for meaning in meanings if meaning is not None}
         if None in meanings or len(names) != 1:
             return None
         return {number for meaning in meanings if meaning is not None for number in meaning[0]}, names.pop()
 
-    def _column(self, column: exp.Expr) -> tuple[Collection[int], str] | None:
+    def _column_meaning(self, column: exp.Expr) -> tuple[Collection[int], str] | None:
         if not isinstance(column, exp.Column) or OF_WINDOW in column.meta:
             return None
         owners = [n for n, source in self.sources.items() if column.table in {"", source.alias}]
@@ -168,7 +168,7 @@ class _Rewriting:
         inner, before = _query_of(start.this, queries)
         if inner is None:
             return None
-        if not _joins(inner, before):
+        if not _is_join(inner, before):
             self.rewrite(inner, before)
             return None
         source = self._read_source(start, queries, joined=False)
@@ -206,7 +206,7 @@ class _Rewriting:
             return None
         clause.this.meta[DESCRIPTOR] = function.time
         inner, before = _query_of(clause.this, queries)
-        if inner is not None and _joins(inner, before):
+        if inner is not None and _is_join(inner, before):
             facts = (
                 "its rows are those of a join, which windows join to others only if they are in the same ones before"
             )
@@ -216,7 +216,7 @@ class _Rewriting:
 
     def _source_of(self, inner: exp.Select, queries: _Queries, at: TextPosition) -> _Source | None:
         """Read a sub-query as a source without an alias."""
-        if _joins(inner, queries):
+        if _is_join(inner, queries):
             columns = self.rewrite(inner, queries)
             return None if columns is None else _Source("", at, columns, None)
         source = self._read_source(inner.args["from_"], queries, joined=True)
@@ -250,7 +250,7 @@ class _Rewriting:
                 continue
             if max(earlier[0][0]) < number and scope.has_row(earlier[0][0], scope.joins[: number - 1]):
                 compared.add(meanings[0][1])
-                _remove(node)
+                _remove_condition(node)
         self._require_equalities(compared, source, [scope.sources[n] for n in scope.sources if n < number])
 
     def _read_test(self, test: exp.Select, scope: _Scope, queries: _Queries) -> None:
@@ -270,7 +270,7 @@ class _Rewriting:
                     continue
                 if meanings[0][1] == meanings[1][1] and scope.has_row(meanings[1][0], scope.joins):
                     compared.add(meanings[0][1])
-                    _remove(node)
+                    _remove_condition(node)
         self._require_equalities(compared, source, [*scope.sources.values()])
         self._replace_columns(test, own)
         self._replace_columns(test, scope)
@@ -315,7 +315,7 @@ class _Rewriting:
                 self.report.add(node_position(node), f"{facts}; write window_end")
                 node.meta[REJECTED] = True
             elif not node.args.get("table") or scope.has_row(numbers, before):
-                _put(name, node)
+                _put_column(name, node)
             elif isinstance(node, exp.Column):
                 source, test = scope.sources[min(numbers)], node.parent
                 time = None if source.time is None else exp.column(source.time, table=source.alias)
@@ -326,7 +326,7 @@ class _Rewriting:
                 elif isinstance(test, exp.Is) and isinstance(test.expression, exp.Null):
                     node.replace(time)
                 else:
-                    _put(name, node, exp.Not(this=exp.Is(this=time, expression=exp.Null())))
+                    _put_column(name, node, exp.Not(this=exp.Is(this=time, expression=exp.Null())))
 
 
 # --- the tree ---------------------------------------------------------------------------------------------------------
@@ -375,13 +375,13 @@ def _query_of(table: exp.Expr, queries: _Queries) -> tuple[exp.Select | None, _Q
     return None, queries
 
 
-def _joins(select: exp.Select, queries: _Queries) -> bool:
+def _is_join(select: exp.Select, queries: _Queries) -> bool:
     """Say whether the rows of a sub-query are those of a join, and no groups."""
     start = select.args.get("from_")
     if start is None or select.args.get("group") is not None:
         return False
     inner, before = _query_of(start.this, queries)
-    nested = inner is not None and _joins(inner, before)
+    nested = inner is not None and _is_join(inner, before)
     return nested or bool(select.args.get("joins")) or any(True for _ in _existence_tests(select))
 
 
@@ -395,7 +395,7 @@ def _existence_tests(select: exp.Select) -> Iterator[exp.Select]:
             yield inner
 
 
-def _remove(condition: exp.Expr) -> None:
+def _remove_condition(condition: exp.Expr) -> None:
     """Take one of the conditions that ANDs connect out of its clause."""
     while isinstance(condition.parent, exp.Paren):
         condition = condition.parent
@@ -408,7 +408,7 @@ def _remove(condition: exp.Expr) -> None:
         parent.set("on", None)
 
 
-def _put(name: str, node: exp.Expr, condition: exp.Expr | None = None) -> None:
+def _put_column(name: str, node: exp.Expr, condition: exp.Expr | None = None) -> None:
     """Replace a column of a source's windows by the one of the row's window, which keeps its place in the text, where
     the condition is true (None: in every row)."""
     column = column_at(name, node)

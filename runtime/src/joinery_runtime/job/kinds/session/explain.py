@@ -79,11 +79,11 @@ def aggregate_plan(aggregation: Aggregation, aggregated: Aggregated) -> StepPlan
         holds=window.rows,
     )
     return StepPlan(
-        f"{window.rows} of {aggregated.rows_of}", tuple(_lines(aggregation, aggregated)), (side,), window.shorter
+        f"{window.rows} of {aggregated.rows_of}", tuple(_plan_lines(aggregation, aggregated)), (side,), window.shorter
     )
 
 
-def _lines(aggregation: Aggregation, aggregated: Aggregated) -> Iterator[tuple[str, str]]:
+def _plan_lines(aggregation: Aggregation, aggregated: Aggregated) -> Iterator[tuple[str, str]]:
     yield "groups", ", ".join(aggregation.group_by) or "none, all rows are one group, on one shard"
     for computed in aggregation.compute:
         yield "computed", f"{computed.as_} = {computed.expression}"
@@ -97,17 +97,17 @@ def _lines(aggregation: Aggregation, aggregated: Aggregated) -> Iterator[tuple[s
         if aggregated.of_windows:
             yield "event time", "the last millisecond of a row's window"
         yield from aggregation.form.lines()
-    yield "aggregates", ", ".join(_aggregate(aggregate) for aggregate in aggregation.aggregates) or "none"
+    yield "aggregates", ", ".join(_aggregate_text(aggregate) for aggregate in aggregation.aggregates) or "none"
     if aggregation.having is not None:
         yield "having", f"{aggregation.having}; rows for which it is not true are not emitted, and counted"
     yield from selected_lines(aggregated.selected)
-    yield "emitted", _emitted(aggregation, aggregated)
+    yield "emitted", _emitted_text(aggregation, aggregated)
     if aggregation.emit is not None:
         every = format_duration(aggregation.emit.every)
         changed = f"those that have changed, as they are so far, each time {aggregated.watermark} passes a multiple of"
         yield "emitted early", f"{changed} {every} [emit.every]; a row replaces the one before with its key"
     yield "rows", changelog_text(aggregation.changelog_key)
-    yield "late rows", _late(aggregation, aggregated)
+    yield "late rows", _late_text(aggregation, aggregated)
     if aggregation.limits is not None:
         yield "limits", limits_text(aggregation.limits, "the state")
 
@@ -119,7 +119,7 @@ def selected_lines(columns: Sequence[OutputField]) -> Iterator[tuple[str, str]]:
             yield "selected", f"{column.name} = {column.expression}"
 
 
-def _aggregate(aggregate: Aggregate) -> str:
+def _aggregate_text(aggregate: Aggregate) -> str:
     details = [
         *([f"exact up to {aggregate.values_limit:,}"] if aggregate.values_limit is not None else []),
         *(["hll"] if aggregate.method == "hll" else []),
@@ -130,7 +130,7 @@ def _aggregate(aggregate: Aggregate) -> str:
     return f"{aggregate.function}({', '.join([aggregate.column or '', *details])}){where} as {aggregate.as_}"
 
 
-def _emitted(aggregation: Aggregation, aggregated: Aggregated) -> str:
+def _emitted_text(aggregation: Aggregation, aggregated: Aggregated) -> str:
     window, late = aggregation.form, format_duration(aggregation.allowed_lateness)
     if aggregation.late_data != "reopen":
         end = f"{window.reaches} {window.end_text} + {late} [allowedLateness]"
@@ -142,7 +142,7 @@ def _emitted(aggregation: Aggregation, aggregated: Aggregated) -> str:
     return f"each {what} when {aggregated.watermark} {window.reaches} {window.end_text}, and {repetition}"
 
 
-def _late(aggregation: Aggregation, aggregated: Aggregated) -> str:
+def _late_text(aggregation: Aggregation, aggregated: Aggregated) -> str:
     """Return what happens to late rows, in words (rules S4, S5, S8 and G3)."""
     if aggregated.never_late:
         return f"none: {aggregated.never_late}"

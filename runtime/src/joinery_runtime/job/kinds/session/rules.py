@@ -111,17 +111,17 @@ class GroupedDraft(JobDraft):
 def broken_rules(data: Mapping[str, Any]) -> list[Finding]:
     """Every finding as (path, message), for a resource with its YAML field names."""
     sql = dig(data, *_SQL)
-    return _broken(data) if not isinstance(sql, str) or not sql else list(_broken_sql(data, sql))
+    return _broken_fields(data) if not isinstance(sql, str) or not sql else list(_broken_sql(data, sql))
 
 
-def _broken(data: Mapping[str, Any]) -> list[Finding]:
-    draft = _take_apart(data)
+def _broken_fields(data: Mapping[str, Any]) -> list[Finding]:
+    draft = _read_draft(data)
     return [finding for rule in _RULES for finding in rule(draft)]
 
 
 def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     """Apply the rules to what the SQL stands for; each finding is at the SQL."""
-    spec, inputs = data["spec"], _take_apart(data).inputs
+    spec, inputs = data["spec"], _read_draft(data).inputs
     for name in FROM_SQL:
         if spec.get(name):
             yield _SQL, f"{name} and sql are both named; keep one"
@@ -131,14 +131,14 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     yield from ((_SQL, problem) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in FROM_SQL}
     translated_fields = translation.fields if translation is not None and not problems else {}
-    for at, message in _broken({**data, "spec": {**rest, **translated_fields}}):
+    for at, message in _broken_fields({**data, "spec": {**rest, **translated_fields}}):
         if at[1:2] and at[1] in FROM_SQL:
             yield from [(_SQL, message)] if translated_fields else ()
         else:
             yield at, message
 
 
-def _take_apart(data: Mapping[str, Any]) -> GroupedDraft:
+def _read_draft(data: Mapping[str, Any]) -> GroupedDraft:
     raw = dig(data, "spec", "input")
     source = input_draft(("spec", "input"), raw) if isinstance(raw, Mapping) else None
     if source is None:
@@ -149,7 +149,7 @@ def _take_apart(data: Mapping[str, Any]) -> GroupedDraft:
 # --- what a session is --------------------------------------------------------------------------------------------
 
 
-def _groups(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_groups(draft: GroupedDraft) -> Iterator[Finding]:
     at = (*draft.at, "groupBy")
     if draft.needs_groups and not draft.fields("groupBy"):
         yield (
@@ -166,7 +166,7 @@ def _groups(draft: GroupedDraft) -> Iterator[Finding]:
             yield (*at, i), text
 
 
-def _gap_and_input(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_gap_and_input(draft: GroupedDraft) -> Iterator[Finding]:
     if dig(draft.data, "spec") is not None and dig(draft.data, "spec", "gap") is None:
         facts = "is missing: it says how far apart consecutive rows of a session may be (rule S1)"
         yield ("spec", "gap"), f"{facts}; write for example gap: 30s"
@@ -179,7 +179,7 @@ def _gap_and_input(draft: GroupedDraft) -> Iterator[Finding]:
 # --- computed columns ---------------------------------------------------------------------------------------------
 
 
-def _computed(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_computed(draft: GroupedDraft) -> Iterator[Finding]:
     names = [dig(computed_column, "as") for computed_column in draft.fields("compute")]
     columns = set(draft.columns or ())
     if len(draft.inputs) == 1 and draft.at[-1] != "then":
@@ -200,7 +200,7 @@ def _computed(draft: GroupedDraft) -> Iterator[Finding]:
 # --- what is emitted ------------------------------------------------------------------------------------------------
 
 
-def _names(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_names(draft: GroupedDraft) -> Iterator[Finding]:
     groups = [draft.output_name(name) for name in draft.fields("groupBy")]
     names = [dig(aggregate, "as") for aggregate in draft.fields("aggregates")]
     reserved = (*draft.window, RETRACTED)
@@ -237,7 +237,7 @@ def _next_reader(draft: GroupedDraft) -> str | None:
     return "topN" if dig(draft.data, "spec", "topN") is not None else None
 
 
-def _select(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_select(draft: GroupedDraft) -> Iterator[Finding]:
     """Check the names of the output columns, and the expressions except for their types (G11)."""
     session_columns, chosen = _session_columns(draft), items(draft.data, *_SELECT)
     names = [dig(item, "as") or draft.output_name(dig(item, "column")) for item in chosen]
@@ -272,7 +272,7 @@ def _select(draft: GroupedDraft) -> Iterator[Finding]:
             yield at, f"{name!r} starts with `$`, which engine columns do; rename it with `as`"
 
 
-def _having(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_having(draft: GroupedDraft) -> Iterator[Finding]:
     """Check the syntax of `having`, its calls and its names. The core checks its types."""
     at, text = (*draft.at, "having"), dig(draft.data, *draft.at, "having")
     if not isinstance(text, str) or not text:
@@ -289,7 +289,7 @@ def _having(draft: GroupedDraft) -> Iterator[Finding]:
     yield from expression_of_windows(at, text, "condition", columns, draft.row_words, own, lists=draft.lists_of_rows)
 
 
-def _conditions_of_outputs(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_conditions_of_outputs(draft: GroupedDraft) -> Iterator[Finding]:
     """Reject conditions of outputs on columns that a later row may change: an output would keep a row whose newer form
     does not meet the condition. Reject also those that read a list as a text."""
     sources, columns = list(changelog_sources(draft.data, draft.at)), _row_columns(draft) or {}
@@ -315,11 +315,11 @@ def _reserved_name(name: str, draft: GroupedDraft) -> str:
     return f"{draft.row_words} have a column {name!r} of their own (rule S6)"
 
 
-def _late(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_late_data(draft: GroupedDraft) -> Iterator[Finding]:
     yield from output_rules.late_without_dead_letters(draft, (*draft.at, "lateData"))
 
 
-def _keys_known(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_keys_known(draft: GroupedDraft) -> Iterator[Finding]:
     columns = _row_columns(draft)
     retracts = dig(draft.data, *draft.at, "emitRetractions") is True
     for at, message in output_rules.unknown_columns(draft, list(columns) if columns is not None else None):
@@ -329,7 +329,7 @@ def _keys_known(draft: GroupedDraft) -> Iterator[Finding]:
             yield at, _NO_KEY if retracted else message
 
 
-def _retractions(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_retractions(draft: GroupedDraft) -> Iterator[Finding]:
     """Require the column that tells a retraction from its row in every output, and keys by which it finds that row."""
     if dig(draft.data, *draft.at, "emitRetractions") is not True:
         return
@@ -353,7 +353,7 @@ def _retractions(draft: GroupedDraft) -> Iterator[Finding]:
                 yield (*at, i), f"{facts}; {todo}"
 
 
-def _selects_its_key(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_key_is_selected(draft: GroupedDraft) -> Iterator[Finding]:
     """Require group columns and session_id in the output if there is no upsertKey: the table has a row for each."""
     for at, output in output_rules.outputs(draft.data):
         target, named = output.get("postgres"), _columns_of(output, draft)
@@ -411,7 +411,7 @@ def unknown(at: Loc, name: Any, draft: GroupedDraft) -> Iterator[Finding]:
         yield at, f"{draft.source} no column {name!r}{suggestion(name, columns)}; columns are {listed(columns)}"
 
 
-def _columns(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_columns(draft: GroupedDraft) -> Iterator[Finding]:
     for i, aggregate in enumerate(draft.fields("aggregates")):
         at: Loc = (*draft.at, "aggregates", i)
         function, column = dig(aggregate, "function"), dig(aggregate, "column")
@@ -432,7 +432,7 @@ def _columns(draft: GroupedDraft) -> Iterator[Finding]:
                 yield (*at, "column"), f"{facts}; write another function, such as last or count_distinct"
 
 
-def _options(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_options(draft: GroupedDraft) -> Iterator[Finding]:
     for i, aggregate in enumerate(draft.fields("aggregates")):
         at: Loc = (*draft.at, "aggregates", i)
         function = dig(aggregate, "function")
@@ -460,7 +460,7 @@ _NEEDED_FOR = {
 }
 
 
-def _one_limit(draft: GroupedDraft) -> Iterator[Finding]:
+def _check_one_limit(draft: GroupedDraft) -> Iterator[Finding]:
     """Reject different limits for aggregates that share a set of values in the state."""
     limits: dict[tuple[Any, ...], Any] = {}
     for i, aggregate in enumerate(draft.fields("aggregates")):
@@ -478,16 +478,25 @@ def _one_limit(draft: GroupedDraft) -> Iterator[Finding]:
 
 
 AGGREGATE_RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
-    *(_groups, _computed, _columns, _options, _one_limit, _late, _names, _having),
+    *(
+        _check_groups,
+        _check_computed,
+        _check_columns,
+        _check_options,
+        _check_one_limit,
+        _check_late_data,
+        _check_names,
+        _check_having,
+    ),
 )
 """The rules of everything that aggregates."""
 
 EMITTED_RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
-    *(_select, _conditions_of_outputs, _keys_known, _retractions, _selects_its_key),
+    *(_check_select, _check_conditions_of_outputs, _check_keys_known, _check_retractions, _check_key_is_selected),
 )
 """The rules of the aggregate whose rows are emitted."""
 
 _RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
-    *(*input_rules.RULES, _gap_and_input),
+    *(*input_rules.RULES, _check_gap_and_input),
     *(*AGGREGATE_RULES, *EMITTED_RULES, *output_rules.RULES),
 )

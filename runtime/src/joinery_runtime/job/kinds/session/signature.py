@@ -92,8 +92,8 @@ def _reference_text(name: str, types: Mapping[str, ColumnType | str]) -> str:
 
 
 def _read_types(expression: str, types: Mapping[str, ColumnType | str]) -> dict[str, str]:
-    columns = _tree(expression, types).find_all(exp.Column)
-    names = {name for column in columns for name in (column.name, _qualified(column))}
+    columns = _parse_expression(expression, types).find_all(exp.Column)
+    names = {name for column in columns for name in (column.name, _qualified_name(column))}
     read = {name: str(types[name]) for name in sorted(names & types.keys())}
     return read | dict(called_functions(expression, types))
 
@@ -101,15 +101,15 @@ def _read_types(expression: str, types: Mapping[str, ColumnType | str]) -> dict[
 def called_functions(expression: str, types: Mapping[str, ColumnType | str]) -> list[tuple[str, str]]:
     """Return the functions of the job's own that an expression calls, as `SCORE()`, with what they return; `types` has
     them by these names."""
-    calls = {f"{node.name.upper()}()" for node in _tree(expression, types).find_all(exp.Anonymous)}
+    calls = {f"{node.name.upper()}()" for node in _parse_expression(expression, types).find_all(exp.Anonymous)}
     return [(name, str(types[name])) for name in sorted(calls & types.keys())]
 
 
-def _qualified(column: exp.Column) -> str:
+def _qualified_name(column: exp.Column) -> str:
     return f"{column.table}.{column.name}"
 
 
-def _tree(expression: str, columns: Collection[str]) -> exp.Expr:
+def _parse_expression(expression: str, columns: Collection[str]) -> exp.Expr:
     """Return the parsed expression. `columns` are those that it may read; where these have no input's name before them,
     the name of the only input is left out."""
     try:
@@ -117,7 +117,7 @@ def _tree(expression: str, columns: Collection[str]) -> exp.Expr:
     except SqlglotError:
         return exp.Var(this=expression)  # the core rejects it, and says why
     for column in tree.find_all(exp.Column):
-        if _qualified(column) not in columns:
+        if _qualified_name(column) not in columns:
             column.set("table", None)
     return tree
 
@@ -153,7 +153,7 @@ def _is_same_origin(was: Origin, now: Origin) -> bool:
     """Whether two origins are the same. Differences in how an expression is written do not count."""
     if isinstance(was, str) or isinstance(now, str):
         return was == now
-    trees = [_tree(side["expression"], side["reads"]) for side in (was, now)]
+    trees = [_parse_expression(side["expression"], side["reads"]) for side in (was, now)]
     return bool(was["reads"] == now["reads"] and trees[0] == trees[1])
 
 
