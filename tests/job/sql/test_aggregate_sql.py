@@ -10,7 +10,7 @@ from job.chains import ITEMS, ORDERS, PAYMENTS, document, load, messages_of, ste
 from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.job import StreamJoin, definition
 from joinery_runtime.job.kinds.session.sessions import OPTIONS
-from joinery_runtime.job.sql.sessions import KEEPING_VALUES
+from joinery_runtime.job.sql.aggregates import KEEPING_VALUES
 
 JOIN = "FROM orders o JOIN payments p ON o.id = p.order_id AND p.ts BETWEEN o.ts AND o.ts + INTERVAL '24' HOUR"
 SESSION = "SESSION(p.ts, INTERVAL '30' SECOND)"

@@ -249,14 +249,11 @@ def _with_settings_of(stored: Mapping[str, Any], spec: Mapping[str, Any]) -> dic
     """Return `stored`, an output, with the settings of the output that has the same target now, whatever its name."""
     outputs = [*(spec.get("outputs") or ()), *([spec["output"]] if spec.get("output") else ())]
     outputs.sort(key=lambda output: output.get("name") != stored.get("name"))  # a name decides between equal targets
-    same_target = next((output for output in outputs if _is_same_target(stored, output)), spec.get("output"))
-    return _with_settings(stored, same_target)
-
-
-def _is_same_target(stored: Mapping[str, Any], output: Mapping[str, Any]) -> bool:
-    return any(
-        _is_same_place(stored[kind], output[kind]) for kind in Output.KINDS if stored.get(kind) and output.get(kind)
-    )
+    for output in outputs:
+        kinds = [kind for kind in Output.KINDS if stored.get(kind) and output.get(kind)]
+        if any(_is_same_place(stored[kind], output[kind]) for kind in kinds):
+            return _with_settings(stored, output)
+    return _with_settings(stored, spec.get("output"))
 
 
 def _is_same_place(stored: Any, now: Any) -> bool:

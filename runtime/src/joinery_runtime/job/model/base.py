@@ -312,19 +312,18 @@ _SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[
 _SECRET_KEY = re.compile(r"[-_a-zA-Z0-9][-._a-zA-Z0-9]*")
 
 
-def _check_secret_name(value: str) -> str:
-    if len(value) > 253 or not _SECRET_NAME.fullmatch(value):
-        raise ValueError("a secret's name has lower-case letters, digits, '-' and '.'")
-    return value
+def _matching(pattern: re.Pattern[str], rule: str) -> AfterValidator:
+    """Make the validator of a name in Kubernetes; `rule` is its message."""
+
+    def check_name(value: str) -> str:
+        if len(value) > 253 or not pattern.fullmatch(value):
+            raise ValueError(rule)
+        return value
+
+    return AfterValidator(check_name)
 
 
-def _check_secret_key(value: str) -> str:
-    if len(value) > 253 or not _SECRET_KEY.fullmatch(value):
-        raise ValueError("a secret's key has letters, digits, '-', '_' and '.', and does not start with '.'")
-    return value
-
-
-SecretName = Annotated[str, AfterValidator(_check_secret_name)]
+SecretName = Annotated[str, _matching(_SECRET_NAME, "a secret's name has lower-case letters, digits, '-' and '.'")]
 """The name of a Secret, or of a ConfigMap."""
 
 
@@ -338,5 +337,7 @@ class SecretRef(Model):
 class SecretKeyRef(SecretRef):
     """One key of a secret."""
 
-    key: Annotated[str, AfterValidator(_check_secret_key)] = Field(examples=["dsn"])
+    key: Annotated[
+        str, _matching(_SECRET_KEY, "a secret's key has letters, digits, '-', '_' and '.', and does not start with '.'")
+    ] = Field(examples=["dsn"])
     """The key in the secret."""

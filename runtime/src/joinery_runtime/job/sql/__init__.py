@@ -10,7 +10,7 @@ A text goes through these modules:
 3. `scope` resolves names; `conditions` places each condition at its join, and `matching` sorts those of one join into
    keys, a bound on time and the rest; `grouping` reads GROUP BY and aggregates, `group_rows` the select list and
    HAVING of groups, `select_list` that of joined rows, and `ranking` ROW_NUMBER;
-4. `joins` and `sessions` put these together into a job's fields.
+4. `joins`, `aggregates` and `sessions` put these together into a job's fields.
 
 Each step adds what it rejects to one `report`, so that all problems of a text are told at once.
 """

@@ -23,6 +23,7 @@ from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.clauses import keyword
 from joinery_runtime.job.sql.derived import Columns, EventTimes
 from joinery_runtime.job.sql.report import JOINS, Form, Report, column_at, node_position
+from joinery_runtime.job.sql.select_tree import without_inputs
 from joinery_runtime.job.sql.window_functions import (
     FUNCTION_COLUMNS,
     SPARK,
@@ -161,14 +162,7 @@ def _is_same_expression(one: exp.Expr, other: exp.Expr, query: exp.Select) -> bo
     """Say whether two expressions are the same; over one source, a column may have its name or not."""
     if query.args.get("joins"):
         return one == other
-    return _without_source(one) == _without_source(other)
-
-
-def _without_source(value: exp.Expr) -> exp.Expr:
-    value = value.copy()
-    for column in value.find_all(exp.Column):
-        column.set("table", None)
-    return value
+    return without_inputs(one) == without_inputs(other)
 
 
 def _columns_of_from(query: exp.Select, columns: Columns, queries: Mapping[str, exp.Expr]) -> set[str]:

@@ -26,7 +26,7 @@ from joinery_runtime.job.sql.grouping import (
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import TextPosition, node_position
 from joinery_runtime.job.sql.scope import Scope
-from joinery_runtime.job.sql.select_tree import is_numbering
+from joinery_runtime.job.sql.select_tree import is_numbering, without_inputs
 
 _ELSEWHERE = {
     **dict.fromkeys(("SESSION_START", "TUMBLE_START", "HOP_START", "WINDOWSTART"), "window_start"),
@@ -217,19 +217,10 @@ def read_having(condition: exp.Expr | None, chosen: Chosen, groups: Grouping, sc
 
 
 def over_groups(node: exp.Expr, chosen: Chosen, groups: Grouping, scope: Scope) -> exp.Expr:
-    """Return an expression over groups and aggregates with the names that they have in the rows of the groups. Wrong
-    names and calls are reported."""
+    """Return an expression over groups and aggregates with the names that they have in the rows of the groups, where a
+    group has no input's name. Wrong names and calls are reported."""
     _reject_calls(node, scope)
-    return over_rows(_translate_names(node.copy(), chosen, groups, scope))
-
-
-def over_rows(expression: exp.Expr) -> exp.Expr:
-    """Return an expression over groups and aggregates, as the fields of a job write it, with the names that these have
-    in the rows: groups lose their input's."""
-    plain = expression.copy()
-    for column in plain.find_all(exp.Column):
-        column.set("table", None)
-    return plain
+    return without_inputs(_translate_names(node.copy(), chosen, groups, scope))
 
 
 def _translate_names(node: exp.Expr, chosen: Chosen, groups: Grouping, scope: Scope) -> exp.Expr:

@@ -19,6 +19,7 @@ from joinery_runtime.job.sql.clauses import length_problem
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import node_position
 from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
+from joinery_runtime.job.sql.select_tree import without_inputs
 from joinery_runtime.job.sql.window_functions import function_name, is_text
 
 _WINDOWS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -118,12 +119,7 @@ def column_name(value: exp.Expr, scope: Scope) -> str | None:
 def computed_name(value: exp.Expr, scope: Scope) -> str:
     """Write the expression as the name of a computed column that has no other name: with columns as the job has
     them."""
-    if scope.qualified:
-        return value.sql(comments=False)
-    plain = value.copy()
-    for column in plain.find_all(exp.Column):
-        column.set("table", None)
-    return plain.sql(comments=False)
+    return (value if scope.qualified else without_inputs(value)).sql(comments=False)
 
 
 # --- groups -------------------------------------------------------------------------------------------------------

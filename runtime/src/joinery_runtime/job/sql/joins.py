@@ -22,6 +22,7 @@ from joinery_runtime.job.model.references import (
     naming_prefixes,
 )
 from joinery_runtime.job.model.wording import either, listed
+from joinery_runtime.job.sql.aggregates import inputs_aggregated, read_aggregate
 from joinery_runtime.job.sql.clauses import (
     AGGREGATE_LATENESS,
     BROADCAST,
@@ -51,7 +52,6 @@ from joinery_runtime.job.sql.ranking import SqlRanking, ranked_columns, read_ran
 from joinery_runtime.job.sql.report import JOINS, Report, TextPosition, node_position, problems_of
 from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput, find_repeats
 from joinery_runtime.job.sql.select_list import item_name, read_columns
-from joinery_runtime.job.sql.sessions import inputs_aggregated, read_aggregate
 
 Step = dict[str, Any]
 

@@ -29,6 +29,7 @@ from joinery_runtime.job.sql.report import (
     node_position,
     token_position,
 )
+from joinery_runtime.job.sql.select_tree import without_inputs
 from joinery_runtime.job.sql.unions import UNITED, SqlUnion, take_unions
 from joinery_runtime.job.sql.window_functions import readable_tokens, rewrite_windows
 from joinery_runtime.job.sql.window_joins import rewrite_window_joins
@@ -217,17 +218,10 @@ def placed(message: str, sql: str, *, sessions: bool = False) -> str:
     candidates: list[exp.Expr] = [named, turned, exp.Literal.string(text), of_having, *split_ands(named)]
     for candidate in candidates:
         bare = candidate.unnest()
-        sought, alike = _text_without_inputs(bare), (node for node in written if type(node) is type(bare))
-        node = next((node for node in alike if _text_without_inputs(node) == sought), None)
+        sought = without_inputs(bare).sql(comments=False)
+        alike = (node for node in written if type(node) is type(bare))
+        node = next((node for node in alike if without_inputs(node).sql(comments=False) == sought), None)
         if node is not None:
             report.add(node_position(node), message)
             return report.problems[0]
     return message
-
-
-def _text_without_inputs(node: exp.Expr) -> str:
-    """Return the expression's text without the names of inputs."""
-    copy = node.copy()
-    for column in copy.find_all(exp.Column):
-        column.set("table", None)
-    return copy.sql(comments=False)

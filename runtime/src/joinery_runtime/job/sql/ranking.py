@@ -16,6 +16,7 @@ from sqlglot import exp
 from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS, WINDOW_COLUMNS
+from joinery_runtime.job.sql.distances import MIRRORED
 from joinery_runtime.job.sql.group_rows import Chosen, over_groups, own_column
 from joinery_runtime.job.sql.grouping import (
     Grouping,
@@ -35,12 +36,6 @@ DEDUPLICATE, TOP_N = "deduplicate", "topN"
 _FIRST = "QUALIFY ROW_NUMBER() OVER (PARTITION BY <key> ORDER BY <event time>) = 1 and deduplicate beside sql"
 _SEVERAL = "PARTITION BY <key>, TUMBLE(<event time>, INTERVAL '1' HOUR) ORDER BY <value> DESC) <= 10"
 _EXAMPLES = f"write {_FIRST}, or for the first rows of each window ROW_NUMBER() OVER ({_SEVERAL}"
-_MIRRORED: Mapping[type[exp.Expr], type[exp.Expr]] = {
-    exp.LT: exp.GT,
-    exp.LTE: exp.GTE,
-    exp.GT: exp.LT,
-    exp.GTE: exp.LTE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +200,7 @@ def _limits_of(condition: exp.Expr) -> tuple[exp.Expr, int, int] | None:
     kind: type[exp.Expr] = type(condition)
     if isinstance(right, exp.Window):
         left, right = right, left
-        kind = _MIRRORED.get(kind, kind)
+        kind = MIRRORED[kind]
     value = _whole_number(right)
     if not isinstance(left, exp.Window) or value is None:
         return None

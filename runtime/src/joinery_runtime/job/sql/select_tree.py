@@ -63,6 +63,14 @@ def is_nested(column: exp.Expr, select: exp.Select) -> bool:
     return column.parent_select is not select
 
 
+def without_inputs(expression: exp.Expr) -> exp.Expr:
+    """Return a copy whose columns do not name their inputs."""
+    plain = expression.copy()
+    for column in plain.find_all(exp.Column):
+        column.set("table", None)
+    return plain
+
+
 def replace_name(meant: exp.Expr, column: exp.Column) -> None:
     """Replace a name by what it means. A column of the select list keeps its name."""
     value = meant.copy()

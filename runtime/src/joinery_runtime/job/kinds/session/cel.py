@@ -23,11 +23,6 @@ _NAMES = f"[{', '.join(map(repr, _OWN))}]"
 _NOT_OURS = Rule("!self.startsWith('$')", "starts with `$`, which engine columns do; choose another name")
 
 
-def _field_or_sql(name: str) -> Rule:
-    empty = f" || size(self.{name}) == 0" if name not in {"gap", "where", "having"} else ""
-    return Rule(f"!has(self.sql) || !has(self.{name}){empty}", f"{name} and sql are both named; keep one")
-
-
 SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
     SessionWindowSpec: (
         Rule(
@@ -42,7 +37,14 @@ SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
             "gap: 30s",
             ".gap",
         ),
-        *(_field_or_sql(name) for name in FROM_SQL),
+        *(
+            Rule(
+                f"!has(self.sql) || !has(self.{name})"
+                + ("" if name in {"gap", "where", "having"} else f" || size(self.{name}) == 0"),
+                f"{name} and sql are both named; keep one",
+            )
+            for name in FROM_SQL
+        ),
         Rule(
             "!has(self.input.table)",
             "versions of a table replace each other, a session holds events; drop `table`",

@@ -1,4 +1,5 @@
-"""GROUP BY over GROUP BY: the outer one is `aggregate.then`, which groups the rows of the inner one (rule G10).
+"""The GROUP BY of a StreamJoin: translates it to `spec.aggregate`, and a GROUP BY around it to `aggregate.then`, which
+groups the rows of the first one (rule G10).
 
 `derived` keeps the two apart. Here, the names of the outer one become those that the first aggregate gives its rows.
 """
@@ -13,20 +14,107 @@ from sqlglot import exp
 from joinery_runtime.job.model.expression_tree import parse_tree, replace_columns
 from joinery_runtime.job.model.references import WINDOW_COLUMNS, parse_reference
 from joinery_runtime.job.model.wording import listed, suggestion
-from joinery_runtime.job.sql.group_rows import Chosen, over_rows, read_having, read_session_columns
-from joinery_runtime.job.sql.grouping import Grouping, GroupWindow, read_group, read_window_call, window_function
-from joinery_runtime.job.sql.query import NextGroups, Source
+from joinery_runtime.job.sql.clauses import AGGREGATE_LATENESS, EMIT_EVERY, MAX_DURATION, VALUES_LIMIT, Options
+from joinery_runtime.job.sql.group_rows import Chosen, read_having, read_session_columns, reject_wrong_calls
+from joinery_runtime.job.sql.grouping import (
+    Grouping,
+    GroupWindow,
+    read_group,
+    read_groups,
+    read_window_call,
+    window_function,
+)
+from joinery_runtime.job.sql.query import NextGroups, Query, Source
 from joinery_runtime.job.sql.ranking import Numbering, SqlRanking, read_ranking_of_groups
 from joinery_runtime.job.sql.report import Report, node_position
 from joinery_runtime.job.sql.scope import Scope, SqlInput
-from joinery_runtime.job.sql.select_tree import REJECTED
+from joinery_runtime.job.sql.select_tree import REJECTED, without_inputs
 
+KEEPING_VALUES = ("count_distinct", "array_agg", "string_agg", "percentile_cont", "percentile_disc", "median")
+"""The aggregates that take a `limit`."""
 _WINDOW_TIME = "window_time"
 """The event time of the first aggregate's rows, as Flink calls it: the last millisecond of their window."""
 _OWN_WINDOW = f"TUMBLE({_WINDOW_TIME}, INTERVAL '1' DAY)"
 
 
-def split_window_time(items: Sequence[exp.Expr], scope: Scope) -> tuple[Sequence[exp.Expr], Mapping[str, str]]:
+def read_aggregate(
+    query: Query, scope: Scope, options: Options, beside: str | None
+) -> tuple[Mapping[str, Any] | None, list[dict[str, str]], SqlRanking | None]:
+    """Return `spec.aggregate`, `spec.select`, and what ROW_NUMBER over the groups says; no aggregate if no input is
+    known. `beside` is the ranking that `spec` names beside the SQL, if any."""
+    reject_wrong_calls(query, scope)
+    if not scope.relations:
+        return None, [], None
+    numbering = Numbering(() if query.numbered else query.qualify, beside)
+    groups = read_groups(query, next(iter(scope.relations.values())).table, scope)
+    items, times = _split_window_time(query.items, scope) if query.then is not None else (query.items, {})
+    numbers = numbering.numbers if query.then is None else None
+    chosen = read_session_columns(items, groups, scope, numbers)
+    having = read_having(query.having, chosen, groups, scope)
+    ranking = read_ranking_of_groups(numbering, chosen, groups, scope) if query.then is None else None
+    named = list(groups.by_text.values())
+    computed = {group.name: group.text for group in named if group.name != group.column} | chosen.computed
+    window = None if groups.window is None else _window_fields(groups.window, query, scope, options)
+    lateness = options.ms.get(AGGREGATE_LATENESS, 0)
+    aggregate: dict[str, Any] = {
+        "groupBy": [group.name for group in named],
+        "window": window,
+        **({"compute": [{"expression": text, "as": name} for name, text in computed.items()]} if computed else {}),
+        "aggregates": chosen.aggregates,
+        **({"having": having} if having is not None else {}),
+        **({"lateData": options.aggregate_late_data} if options.aggregate_late_data != "drop" else {}),
+        **({"allowedLateness": lateness} if lateness else {}),
+        **({"emitRetractions": True} if options.retractions else {}),
+        **({"emit": {"every": options.ms[EMIT_EVERY]}} if EMIT_EVERY in options.ms else {}),
+    }
+    last = chosen
+    if query.then is not None:
+        then = _read_next(query.then, times, aggregate, chosen, numbering, scope.report)
+        aggregate["then"], last, ranking = then
+    _set_limits([*chosen.aggregates, *(last.aggregates if last is not chosen else ())], scope, options)
+    return aggregate, last.select, ranking
+
+
+def _set_limits(aggregates: Sequence[dict[str, Any]], scope: Scope, options: Options) -> None:
+    """Give the aggregates that keep values the limit of the options."""
+    if options.values_limit is None:
+        return
+    keeping = [item for item in aggregates if item["function"] in KEEPING_VALUES and item.get("method") != "hll"]
+    if not keeping:
+        scope.report.add(options.at[VALUES_LIMIT], f"is for {listed(KEEPING_VALUES)}, and there is none; leave it out")
+    for item in keeping:
+        item["limit"] = options.values_limit
+
+
+def _window_fields(window: GroupWindow, query: Query, scope: Scope, options: Options) -> dict[str, Any]:
+    """Return `spec.aggregate.window`."""
+    fields = window.fields
+    if window.kind == "session":
+        if MAX_DURATION not in options.ms and not options.broken:
+            facts = "the SQL does not say how long a session may be (rule S2)"
+            scope.report.add(query.group_at, f"{facts}; write WITH ('{MAX_DURATION}' = '12h')")
+        fields["maxDuration"] = options.ms.get(MAX_DURATION)
+    elif MAX_DURATION in options.ms:
+        scope.report.add(options.at[MAX_DURATION], f"is for sessions, and the windows are {window.kind}; leave it out")
+    return {**({"of": window.of} if window.of is not None else {}), window.kind: fields}
+
+
+def inputs_aggregated(aggregate: Mapping[str, Any]) -> set[str]:
+    """Return the inputs that an aggregate reads."""
+    computed = {item["as"]: item["expression"] for item in aggregate.get("compute", ())}
+    named = [*aggregate["groupBy"], *(item["column"] for item in aggregate["aggregates"] if "column" in item)]
+    texts = [parse_tree(computed[name]) for name in named if name in computed]
+    texts += [parse_tree(item["where"]) for item in aggregate["aggregates"] if "where" in item]
+    plain = {name.partition(".")[0] for name in named if name not in computed}
+    window = aggregate["window"] or {}
+    times = {window["of"]} if "of" in window else set()
+    return plain | times | {column.table for text in texts for column in text.find_all(exp.Column)}
+
+
+# --- GROUP BY over GROUP BY -------------------------------------------------------------------------------------------
+
+
+def _split_window_time(items: Sequence[exp.Expr], scope: Scope) -> tuple[Sequence[exp.Expr], Mapping[str, str]]:
     """Return the first select list without the event time of its rows, which no aggregate emits, and the names that the
     list gives this time."""
     named, first_items = dict[str, str](), list[exp.Expr]()
@@ -39,7 +127,7 @@ def split_window_time(items: Sequence[exp.Expr], scope: Scope) -> tuple[Sequence
     return first_items, named
 
 
-def read_next(
+def _read_next(
     outer: NextGroups,
     times: Mapping[str, str],
     first: Mapping[str, Any],
@@ -77,10 +165,10 @@ def read_next(
     chosen = read_session_columns(items, grouping, scope, renamed.numbers)
     condition = read_having(having, chosen, grouping, scope)
     ranking = read_ranking_of_groups(renamed, chosen, grouping, scope)
-    of_first = {name: over_rows(tree) for name, tree in selected.expressions.items()}
+    of_first = {name: without_inputs(tree) for name, tree in selected.expressions.items()}
     own = {group.name: group.text for group in grouping.by_text.values() if group.column is None} | chosen.computed
     compute = {name: tree.sql(comments=False) for name, tree in of_first.items()}
-    compute |= {name: replace_columns(over_rows(parse_tree(text)).sql(), of_first) for name, text in own.items()}
+    compute |= {name: replace_columns(without_inputs(parse_tree(text)).sql(), of_first) for name, text in own.items()}
     then: dict[str, Any] = {
         **({"groupBy": [group.name for group in grouping.by_text.values()]} if grouping.by_text else {}),
         **({"window": {window.kind: window.fields}} if window is not None else {}),
