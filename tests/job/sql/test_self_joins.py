@@ -242,7 +242,7 @@ def test_explain_says_which_input_is_read_again() -> None:
     lines = explain(load(ORDERS.sql(PAIRS))).render().splitlines()
     assert [line for line in lines if line.startswith("  input")] == [
         "  input orders: file orders.jsonl",
-        "  input b: orders once more: file orders.jsonl",
+        "  input b: orders, read again: file orders.jsonl",
     ]
 
 

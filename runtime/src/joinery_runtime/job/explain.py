@@ -172,7 +172,7 @@ def _input_plan(side: Input, where: str | None, repeated: str | None) -> InputPl
         first = f"first {history.format} rows of {history.path} with event times before {end}"
         source = f"{first}, then {source}, without rows from before that time"
     if repeated is not None:
-        source = f"{repeated} once more: {source}"
+        source = f"{repeated}, read again: {source}"
     decoding = f"{side.format} rows; event time is {side.event_time}; {'bounded' if side.bounded else 'unbounded'}"
     if side.table is not None:
         decoding += f"; a table: each row is a version of its {listed(side.table.key)}"

@@ -160,7 +160,7 @@ def _compare_times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
         if was["eventTime"] != now["eventTime"]:
             yield f"the event time of {now['name']} was {was['eventTime']}, it is now {now['eventTime']}"
         if was["table"] != now["table"]:
-            before, after = (_table_key_text(side["table"]) for side in (was, now))
+            before, after = ("none" if side["table"] is None else listed(side["table"]) for side in (was, now))
             yield f"the table key of {now['name']} was {before}, it is now {after}"
         if was.get("union") != now.get("union"):
             before, after = ("a union" if side.get("union") else "one input" for side in (was, now))
@@ -173,10 +173,6 @@ def _compare_times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
             )
             facts = f"the history of {now['name']} was {before}, it is now {after}"
             yield f"{facts}: rows that the files or the topic have would be missing or come twice"
-
-
-def _table_key_text(columns: list[str] | None) -> str:
-    return listed(columns) if columns is not None else "none"
 
 
 def _pair_steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:

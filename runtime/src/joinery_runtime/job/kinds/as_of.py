@@ -111,10 +111,6 @@ class AsOf(Model, StepKind):
     """How long a row waits for late versions, a duration."""
 
     @property
-    def name(self) -> str:
-        return "asOf"
-
-    @property
     def title(self) -> str:
         return "as-of"
 

@@ -148,9 +148,9 @@ class StepKind(ABC):
         return (cls.field, cls.form) if cls.form else (cls.field,)
 
     @property
-    @abstractmethod
     def name(self) -> str:
         """The kind in signatures and in `JoinStep.kind`: `asOf`."""
+        return self.form or self.field
 
     @property
     def title(self) -> str:

@@ -53,10 +53,6 @@ class Interval(Model, StepKind):
     """The latest event time of the right row, counted from that of `of`: a duration, also a negative one."""
 
     @property
-    def name(self) -> str:
-        return "interval"
-
-    @property
     def title(self) -> str:
         return "interval"
 

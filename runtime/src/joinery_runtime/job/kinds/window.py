@@ -151,10 +151,6 @@ class Tumbling(Model, _Window):
     size: Length
 
     @property
-    def name(self) -> str:
-        return "tumbling"
-
-    @property
     def slide(self) -> int:
         return self.size
 
@@ -183,10 +179,6 @@ class Hopping(Model, _Window):
     """How often a window starts, a duration; at most `size`."""
 
     @property
-    def name(self) -> str:
-        return "hopping"
-
-    @property
     def length(self) -> int:
         return self.size
 
@@ -211,10 +203,6 @@ class Session(Model, _Window):
 
     gap: Length = Field(examples=["30m"])
     """A session ends when the key has no row for longer than this, a duration."""
-
-    @property
-    def name(self) -> str:
-        return "session"
 
     @property
     def length(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from sqlglot import exp
@@ -23,6 +23,8 @@ from joinery_runtime.job.model.wording import listed, suggestion
 
 Loc = tuple[str | int, ...]
 Finding = tuple[Loc, str]
+
+_Value = TypeVar("_Value")
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TYPE: TypeAdapter[ColumnType] = TypeAdapter(TypeField)
@@ -152,29 +154,29 @@ def read_draft(data: Mapping[str, Any]) -> JobDraft:
 
 def _read_union(at: Loc, union: object, sources: Sequence[InputDraft]) -> InputDraft:
     """Return a union as an input of its name; while a mistake hides a column, the columns are not known."""
-    name, fields = dig(union, "name"), union_fields(union, sources)
-    complete = [branch for branch in fields if branch is not None]
-    columns = union_types(complete)
+    name, branches = dig(union, "name"), union_fields(union, sources)
+    readable = [(fields, time) for fields, time in branches if fields is not None]
+    columns = union_types([fields for fields, _ in readable])
     names = [dig(branch, "input") for branch in items(union, "branches")]
-    times = [next((source.data.get("eventTime") for source in sources if source.name == name), None) for name in names]
-    readable = [(branch, time) for branch, time in zip(fields, times, strict=True) if branch is not None]
     event_time = event_time_name(readable) if readable else None
     data = {
         "name": name,
         "branches": [source.name for source in sources if source.name in names],
         **({"eventTime": event_time} if event_time is not None else {}),
     }
-    types = columns if columns and len(complete) == len(fields) and event_time is not None else None
+    types = columns if columns and len(readable) == len(branches) and event_time is not None else None
     return InputDraft(at, data, name if isinstance(name, str) else None, types)
 
 
-def union_fields(union: object, sources: Sequence[InputDraft]) -> list[list[BranchField] | None]:
-    """Return the columns of each branch; None while a mistake hides one."""
-    fields = []
+def union_fields(union: object, sources: Sequence[InputDraft]) -> list[tuple[list[BranchField] | None, object]]:
+    """Return the columns of each branch, None while a mistake hides one, and the event time of its input."""
+    branches = []
     for branch in items(union, "branches"):
-        own = next((source.types for source in sources if source.name == dig(branch, "input")), None)
-        fields.append(branch_fields(branch, own) if isinstance(branch, Mapping) and own is not None else None)
-    return fields
+        own = next((source for source in sources if source.name == dig(branch, "input")), None)
+        types, event_time = (None, None) if own is None else (own.types, own.data.get("eventTime"))
+        fields = branch_fields(branch, types) if isinstance(branch, Mapping) and types is not None else None
+        branches.append((fields, event_time))
+    return branches
 
 
 def _read_steps(inputs: tuple[InputDraft, ...], steps: Sequence[object]) -> Iterator[StepDraft]:
@@ -223,28 +225,26 @@ def input_draft(at: Loc, raw: object) -> InputDraft:
     types = None
     if names and all(isinstance(column_name, str) for column_name in names):
         types = {
-            column_name: _parse_type(dig(column, "type")) for column_name, column in zip(names, columns, strict=True)
+            column_name: _valid_or_none(_TYPE, dig(column, "type"))
+            for column_name, column in zip(names, columns, strict=True)
         }
     return InputDraft(at, data, name if isinstance(name, str) else None, types)
 
 
-def _parse_type(raw: object) -> ColumnType | None:
-    try:
-        return _TYPE.validate_python(raw)
-    except ValidationError:
-        return None
-
-
 def moment(raw: object) -> int | None:
     """Return a time in milliseconds; None if the value is not a time."""
+    return _valid_or_none(_TIME, raw)
+
+
+def _valid_or_none(kind: TypeAdapter[_Value], raw: object) -> _Value | None:
     try:
-        return _TIME.validate_python(raw)
+        return kind.validate_python(raw)
     except ValidationError:
         return None
 
 
 def repeats(names: Sequence[object]) -> list[tuple[int, str]]:
-    """Positions after the first of every name that occurs more than once."""
+    """Return the positions after the first of every name that occurs more than once."""
     seen: set[str] = set()
     repeats = []
     for i, name in enumerate(names):
@@ -269,7 +269,7 @@ def unknown_column(name: str, side: InputDraft) -> str:
 
 
 def no_key(column: str, types: Mapping[str, ColumnType | None]) -> str | None:
-    """Why the column cannot be a key; None if it can."""
+    """Say why the column cannot be a key; None if it can."""
     kind = types.get(column)
     if kind is None or kind.name != "json":
         return None

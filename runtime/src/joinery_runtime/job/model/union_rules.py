@@ -136,27 +136,25 @@ def _check_expression(at: Loc, text: str, kind: str, source: InputDraft | None) 
 def _check_alike(draft: JobDraft) -> Iterator[Finding]:
     """Find branches that differ in the names or types of their columns, or in the name of their event time."""
     for at, union in _list_unions(draft):
-        fields = union_fields(union, draft.sources)
-        complete = [branch for branch in fields if branch is not None]
-        if len(complete) < len(fields) or len(fields) < 2:
+        branches = union_fields(union, draft.sources)
+        complete = [(fields, event_time) for fields, event_time in branches if fields is not None]
+        if len(complete) < len(branches) or len(branches) < 2:
             continue
         names = [dig(branch, "input") for branch in items(union, "branches")]
-        types, first = union_types(complete), str(names[0])
-        declared = [draft.declared(name) for name in names]
-        times = [None if source is None else source.data.get("eventTime") for source in declared]
-        time = event_time_name([*zip(complete, times, strict=True)])
+        types, first = union_types([fields for fields, _ in complete]), str(names[0])
+        time = event_time_name(complete)
         if time is None:
-            facts = f"the branch lacks {times[0]!r}, the event time of {first!r}"
+            facts = f"the branch lacks {complete[0][1]!r}, the event time of {first!r}"
             yield (*at, "branches", 0), f"{facts}; select it too, in each branch under one name"
         for name, kind in types.items():
             if kind is None:
                 facts = f"the type of {name!r} does not show in any branch"
                 yield (*at, "branches", 0), f"{facts}; write CAST(<expression> AS <type>) in the first branch"
-        for number, branch in enumerate(complete[1:], 1):
+        for number, (fields, event_time) in enumerate(complete[1:], 1):
             loc = (*at, "branches", number)
-            yield from _check_differences(loc, branch, types, first)
-            own_times = event_time_names(branch, times[number])
-            if time is not None and time not in own_times and time in {field.name for field in branch}:
+            yield from _check_differences(loc, fields, types, first)
+            own_times = event_time_names(fields, event_time)
+            if time is not None and time not in own_times and time in {field.name for field in fields}:
                 facts = f"{time!r} is the event time of the union, and here it is not that of {names[number]!r}"
                 yield loc, f"{facts}; select that column as {time}"
 

@@ -29,15 +29,20 @@ def read_columns(
     """Return every output column in order; wrong ones are reported and omitted. `prefixes`, by input, are for columns
     of stars that several inputs have. `own_names` are columns of the last step itself, and `numbers` by their texts the
     calls of ROW_NUMBER that it knows, with what each stands for."""
-    columns = _prefix_shared(list(_read_join_items(items, scope, own_names, numbers)), prefixes)
-    names: set[str] = set()
-    for item, at, by_star in columns:
-        todo = "write the columns of a star one by one, and one of these with AS" if by_star else "name one with AS"
-        name = item_name(item)
-        if name in names:
-            scope.report.add(at, f"two output columns are named {name!r} (rule J10); {todo}")
-        names.add(name)
-    return [chosen.item for chosen in columns]
+    columns = [*_read_join_items(items, scope, own_names, numbers)]
+    selected, names = list[Item](), set[str]()
+    counts = Counter(name for _, name in {_split_column(column.item) for column in columns if column.by_star})
+    for column in columns:
+        item, todo = column.item, "name one with AS"
+        if column.by_star:
+            table, name = _split_column(item)
+            item = _item_as(item, f"{prefixes[table]}_{name}" if counts[name] > 1 else "")
+            todo = "write the columns of a star one by one, and one of these with AS"
+        if item_name(item) in names:
+            scope.report.add(column.at, f"two output columns are named {item_name(item)!r} (rule J10); {todo}")
+        names.add(item_name(item))
+        selected.append(item)
+    return selected
 
 
 def item_name(item: Mapping[str, str]) -> str:
@@ -164,17 +169,6 @@ def _length_of_frame(frame: exp.Expr | None) -> str:
     if not ends_here or frame.args.get("start_side") != "PRECEDING":
         return "<length>"
     return start.sql() if isinstance(start, exp.Interval) else "INTERVAL '1' HOUR"
-
-
-def _prefix_shared(columns: Sequence[_Chosen], prefixes: Mapping[str, str]) -> list[_Chosen]:
-    """Give a column that the stars of several inputs yield its input's prefix."""
-    shared = Counter(name for _, name in {_split_column(column.item) for column in columns if column.by_star})
-
-    def renamed(column: _Chosen) -> _Chosen:
-        table, name = _split_column(column.item)
-        return column._replace(item=_item_as(column.item, f"{prefixes[table]}_{name}" if shared[name] > 1 else ""))
-
-    return [renamed(column) if column.by_star else column for column in columns]
 
 
 def _split_column(item: Item) -> tuple[str, str]:
