@@ -68,7 +68,7 @@ def _defining(job: Job) -> Set[str]:
 
 
 def same_rows(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a plan made under `stored` gives the same rows in the same places under `now`. If there was no
+    """Say whether a plan made under `stored` gives the same rows in the same places under `now`. If there was no
     dead-letter output, nothing can have gone to one, so one may be added for a plan that bad records keep from
     ending."""
     return bool(_without(_HOW, {**_dead_letter(now), **stored}) == _without(_HOW, now))
@@ -83,13 +83,13 @@ def definition_hash(fields: Mapping[str, Any]) -> str:
 
 
 def is_same_definition(name: str, now: Mapping[str, Any]) -> bool:
-    """Whether a plan with this name (see `definition_hash`) was made under the definition, as far as it can be told:
-    earlier releases gave plans no name."""
+    """Say whether a plan with this name (see `definition_hash`) was made under the definition, as far as it can be
+    told: earlier releases gave plans no name."""
     return name.partition(":")[0] != _HASH_VERSION or name == definition_hash(now)
 
 
 def reads_alike(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether records are read in the same way under both definitions."""
+    """Say whether records are read in the same way under both definitions."""
     return bool(_without(_HOW, _as_read(stored)) == _without(_HOW, _as_read(now)))
 
 
@@ -185,7 +185,7 @@ def _refuse_other_names(named: StreamJoin) -> StreamJoin:
 
 
 def _stored_names(job: str, stored: Mapping[str, Any]) -> StoredNames:
-    """How a definition names columns that nothing else names."""
+    """Say how a definition names columns that nothing else names."""
     naming = _NAMINGS.get(stored.get("prefixes"))
     if naming is None:
         raise IncompatibleState(
@@ -257,7 +257,7 @@ def _with_settings_of(stored: Mapping[str, Any], spec: Mapping[str, Any]) -> dic
 
 
 def _is_same_place(stored: Any, now: Any) -> bool:
-    """Whether these are the same topic, table or file. Another topic may be on another cluster."""
+    """Say whether these are the same topic, table or file. Another topic may be on another cluster."""
     names = ("topic", "topics", "topicPattern", "table", "path")
     both = isinstance(stored, Mapping) and isinstance(now, Mapping)
     return both and all(stored.get(name) == now.get(name) for name in names)

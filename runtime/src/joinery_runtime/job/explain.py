@@ -80,8 +80,8 @@ class Explanation:
         return f"{last.title} after {joins[0].title if len(joins) == 1 else f'a chain of {len(joins)} joins'}"
 
     def render(self) -> str:
-        """Plain text, one statement per line; warnings come last and in capitals, so that they do not scroll out of
-        sight."""
+        """Write plain text, one statement per line; warnings come last and in capitals, so that they do not scroll out
+        of sight."""
         return "\n".join([*self._plan_lines(), *self._state_lines(), *(f"WARNING: {text}" for text in self.warnings)])
 
     def __str__(self) -> str:
@@ -265,12 +265,12 @@ def _output_text(job: Job, output: NamedOutput) -> str:
 
 
 def outputs_place(job: Job) -> str:
-    """Where rows go, in words."""
+    """Say where rows go, in words."""
     return listed(output_place(output) for output in job.outputs)
 
 
 def output_place(output: Output) -> str:
-    """Where an output goes, in words."""
+    """Say where an output goes, in words."""
     if output.kafka:
         return f"Kafka topic {output.kafka.topic}"
     if output.postgres:
@@ -364,7 +364,7 @@ _DEFAULT_CONNECTIONS = 100 - 3
 
 
 def connection_warnings(job: Job) -> Iterator[str]:
-    """Warns of a job whose executors may open more connections to Postgres than it takes by default."""
+    """Warn of a job whose executors may open more connections to Postgres than it takes by default."""
     spec, executor = job.spec, job.spec.spark.executor
     instances = executor.max_instances or executor.instances
     if spec.autoscale is not None:
@@ -383,7 +383,7 @@ def connection_warnings(job: Job) -> Iterator[str]:
 
 
 def update_warnings(job: Job) -> Iterator[str]:
-    """Warns of streams of change events in which each update of a row is a row more, and no word of the user says that
+    """Warn of streams of change events in which each update of a row is a row more, and no word of the user says that
     this is meant."""
     for side in job.read_inputs:
         if side.change_events and side.table is None and side.debezium is None:
@@ -395,7 +395,7 @@ def update_warnings(job: Job) -> Iterator[str]:
 
 
 def delay_warnings(job: Job) -> Iterator[str]:
-    """Warns of inputs from Kafka whose records may be late, and that do not say how much these may be out of order."""
+    """Warn of inputs from Kafka whose records may be late, and that do not say how much these may be out of order."""
     parts = [(side.name, part) for side in job.inputs for part in side.parts]
     for name, part in parts:
         if part.lacks_delay and name in job.inputs_without_lateness:

@@ -43,7 +43,7 @@ def lacks_order_of_nulls(job: Job, output: NamedOutput) -> bool:
 
 
 def order_warnings(job: Job) -> Iterator[str]:
-    """Warns of a topic whose records of one key come from several shards, each with a producer of its own."""
+    """Warn of a topic whose records of one key come from several shards, each with a producer of its own."""
     routing = routing_columns(job)
     for output in job.outputs:
         kafka = output.kafka
@@ -127,8 +127,8 @@ def _why_a_join_spreads(job: StreamJoin, columns: Sequence[OutputField]) -> str:
 
 
 def _padded_columns(job: StreamJoin, keys: Sequence[Reference]) -> list[str]:
-    """Which of these left keys of the last join, and of the time of its left rows, are NULL in some rows because a join
-    before has padded them."""
+    """Say which of these left keys of the last join, and of the time of its left rows, are NULL in some rows because a
+    join before has padded them."""
     *before, step = job.joins
     padded: set[str] = set()
     for number, earlier in enumerate(before):

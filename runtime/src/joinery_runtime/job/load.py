@@ -214,7 +214,8 @@ def _without_units(data: Mapping[str, Any]) -> list[Finding]:
 
 
 def _validate(data: Any, base: Path | None, rules: Mapping[str, bool] = MappingProxyType({})) -> Job | list[Finding]:
-    """`rules` are those of what is stored (PLAIN_NUMBERS, AS_STORED); without them, what a person writes is judged."""
+    """Validate a resource. `rules` are those of what is stored (PLAIN_NUMBERS, AS_STORED); without them, what a person
+    writes is judged."""
     model = _MODELS[data["kind"]]
     try:
         job = model.model_validate(data, by_alias=True, by_name=False, context={"base": base, **rules})

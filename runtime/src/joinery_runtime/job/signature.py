@@ -164,7 +164,7 @@ def _stored_text(job: StreamJoin, kind: ColumnType | ComputedKey) -> str:
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
-    """Whether state written under `old`, of any version up to this release's, can continue under `new`."""
+    """Say whether state written under `old`, of any version up to this release's, can continue under `new`."""
     if old.get("version") not in {1, SIGNATURE_VERSION, NEWER_VERSION, NEWEST_VERSION}:
         facts = f"version {old.get('version')}, this release writes version {new['version']}"
         return Comparison((f"the state's signature has another layout: {facts}",), ())

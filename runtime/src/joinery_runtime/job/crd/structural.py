@@ -130,7 +130,7 @@ def _field_schema(field_key: Place, info: FieldInfo, raw: Schema, models: Models
 
 
 def _translate_schema(raw: Schema, models: Models) -> Schema:
-    """pydantic's JSON schema, translated to the structural subset. In Kubernetes null means absence."""
+    """Translate pydantic's JSON schema to the structural subset. In Kubernetes null means absence."""
     # An empty list means the same as absence; a model's defaults are at its own fields.
     value = raw.get("default")
     default = {} if value is None or value == [] else {"default": {} if isinstance(value, dict) else value}

@@ -44,7 +44,7 @@ _THEN: Loc = (*_AT, "then")
 
 
 def broken_aggregate_rules(draft: JobDraft) -> Iterator[Finding]:
-    """Every finding about a job that has an `aggregate`."""
+    """Yield every finding about a job that has an `aggregate`."""
     kind = _window_kind(draft) or WINDOW_KINDS[0]
     grouped = GroupedDraft(
         draft.data,
@@ -202,7 +202,7 @@ def _check_then(draft: GroupedDraft, row_words: str) -> Iterator[Finding]:
 
 
 def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
-    """Every finding about the rankings that a job names."""
+    """Yield every finding about the rankings that a job names."""
     named = [kind for kind in RANKING_KINDS if dig(draft.data, "spec", kind.field) is not None]
     aggregated = dig(draft.data, "spec", "aggregate") is not None
     if len(named) > 1 and not aggregated:
@@ -232,7 +232,8 @@ def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _check_top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
-    """Every finding about a `topN` that ranks the rows of an aggregate (R6), which has no sessions and no changelog."""
+    """Yield every finding about a `topN` that ranks the rows of an aggregate (R6), which has no sessions and no
+    changelog."""
     data, at = aggregate.data, ("spec", TopN.field)
     for name, text in TopN.of_windows.items():
         value = dig(data, *at, name)

@@ -23,7 +23,7 @@ _FIXED = {field: words for kind in STEP_KINDS for field, words in kind.fixed.ite
 
 
 def refusals(old: Signed, new: Signed) -> Iterator[str]:
-    """Why the state cannot be used. Leaves out differences that only follow from an earlier one."""
+    """Say why the state cannot be used. Leaves out differences that only follow from an earlier one."""
     stages: Sequence[Sequence[Check]]
     if new["kind"] == "SessionWindow":
         stages = ((_compare_kinds,), (_compare_inputs,), (_compare_times_and_tables, aggregate_refusals))
@@ -145,7 +145,7 @@ def _compare_behind_joins(old: Signed, new: Signed) -> Iterator[str]:
 
 
 def _ranking_warnings(kind: type[RankingKind], was: Signed, now: Signed) -> Iterator[str]:
-    """Warns of longer times and more rows, which bring nothing back, and of columns that are new."""
+    """Warn of longer times and more rows, which bring nothing back, and of columns that are new."""
     for field in ("within", "allowedLateness", "rows"):
         if now.get(field, 0) > was.get(field, 0):
             before, after = (

@@ -129,7 +129,7 @@ def _watermark_name(time: str, number: int) -> str:
 
 
 def _watermark_lag(job: StreamJoin, time: str, number: int) -> int:
-    """How far that watermark trails the rows (ms)."""
+    """Say how far that watermark trails the rows (ms)."""
     joined = job.input(time).watermark.delay
     if job.joins:
         chain = Chain()
@@ -198,12 +198,12 @@ class _StepExplainer:
 
 
 def kept_for(job: StreamJoin) -> Iterator[tuple[int, int]]:
-    """Per step, how long the left and the right rows are kept, in milliseconds of event time after their own."""
+    """Yield per step how long the left and the right rows are kept, in milliseconds of event time after their own."""
     yield from _keep_of_steps(job, Chain())
 
 
 def _keep_of_steps(job: StreamJoin, chain: Chain) -> Iterator[tuple[int, int]]:
-    """Like `kept_for`. Updates `chain` to the times after each step."""
+    """Yield what `kept_for` does, and update `chain` to the times after each step."""
     first = job.spec.inputs[0].name
     chain.distances[first, first] = (0, 0)
     for number, step in enumerate(job.joins):
@@ -217,7 +217,8 @@ def _keep_of_steps(job: StreamJoin, chain: Chain) -> Iterator[tuple[int, int]]:
 
 
 def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:
-    """Per part, the columns that segments keep, as far as is known without parsing SQL: with an expression, all."""
+    """Return per part the columns that segments keep, as far as is known without parsing SQL: with an expression,
+    all."""
     columns: dict[str, Sequence[str]] = {}
     for number, step in enumerate(job.joins):
         left, right = part_names(number)

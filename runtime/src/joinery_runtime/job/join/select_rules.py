@@ -102,7 +102,7 @@ def _check_names(draft: JobDraft) -> Iterator[Finding]:
 
 
 def output_names(draft: JobDraft) -> list[str] | None:
-    """All output columns; None while a mistake hides one."""
+    """Return all output columns; None while a mistake hides one."""
     if dig(draft.data, "spec", "select") is not None:
         names = [_output_name(item) for item in items(draft.data, "spec", "select")]
         columns = [name for name in names if name is not None]

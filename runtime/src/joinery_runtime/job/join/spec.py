@@ -17,7 +17,7 @@ from joinery_runtime.job.model.unions import InputUnion
 
 
 def _example(name: str) -> dict[str, Any]:
-    """Return an input."""
+    """Return an input as an example."""
     return {
         "name": name,
         "kafka": {"bootstrapServers": "kafka:9092", "topic": name},

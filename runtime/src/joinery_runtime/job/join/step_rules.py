@@ -116,7 +116,7 @@ def _check_key(at: Loc, texts: tuple[Any, Any], step: StepDraft) -> Iterator[Fin
 
 
 def _expression_problems(text: str, tree: exp.Expr, step: StepDraft) -> Iterator[str]:
-    """Why an expression is no side of a key. Only the core knows its type."""
+    """Say why an expression is no side of a key. Only the core knows its type."""
     yield from (f"{text!r}: {call.sql()!r}: {reason}" for call, reason in wrong_calls(tree))
     inputs = inputs_of(tree)
     if not inputs:
@@ -278,7 +278,7 @@ def _check_counted_from(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _not_before(origin: str, kind: type[StepKind], step: StepDraft, names: Sequence[str]) -> str:
-    """`names` are the inputs from whose times the step can count."""
+    """Say why bounds cannot count from `origin`. `names` are the inputs from whose times the step can count."""
     absent = next((absent for absent in step.absent if absent.source.name == origin), None)
     if absent is not None:
         return f"{origin!r} has no time any more: {absent.reason} (rule E1); write {either(names)}"

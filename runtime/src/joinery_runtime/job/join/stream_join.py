@@ -53,7 +53,7 @@ class StreamJoin(JoinPipeline):
         return broken_rules(data)
 
     def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
-        """`postgres.upsertKey`, else of an aggregate the groups and what tells the windows apart (rule S6)."""
+        """Return `postgres.upsertKey`, else of an aggregate the groups and what tells the windows apart (rule S6)."""
         target, aggregation = output.postgres, self.last_aggregation
         if target is None or target.upsert_key or aggregation is None:
             return target.upsert_key if target is not None else ()

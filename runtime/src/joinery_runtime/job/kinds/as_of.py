@@ -123,8 +123,8 @@ class AsOf(Model, StepKind):
         return {**origin, "historyRetention": self.history_retention, "grace": self.grace}
 
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
-        """How long rows wait, and versions stay. In a chain versions stay for the rows that the steps before may still
-        hand on (rule A2)."""
+        """Say how long rows wait, and versions stay. In a chain versions stay for the rows that the steps before may
+        still hand on (rule A2)."""
         origin = self.of or left[0]
         retention_ms = self.history_retention + (chain.lag[origin] if len(left) > 1 else 0)
         chain.keep_left(left, origin, self.grace)

@@ -144,7 +144,7 @@ class StepKind(ABC):
 
     @classmethod
     def path(cls) -> tuple[str, ...]:
-        """Where a step names the kind, from the step on."""
+        """Say where a step names the kind, from the step on."""
         return (cls.field, cls.form) if cls.form else (cls.field,)
 
     @property
@@ -168,8 +168,8 @@ class StepKind(ABC):
 
     @abstractmethod
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
-        """How long the left and the right rows are kept in steady flow, in milliseconds of event time after their own.
-        Updates `chain` to the times after the step."""
+        """Say how long the left and the right rows are kept in steady flow, in milliseconds of event time after their
+        own. Updates `chain` to the times after the step."""
 
     @abstractmethod
     def bound(self, words: StepWords) -> tuple[str, str]:
@@ -177,7 +177,7 @@ class StepKind(ABC):
 
     @abstractmethod
     def kept_until(self, words: StepWords) -> tuple[str, str]:
-        """Per side, what follows `rows are kept until`: `wm(payments) > ts + 1h [upper]`."""
+        """Return per side what follows `rows are kept until`: `wm(payments) > ts + 1h [upper]`."""
 
     @abstractmethod
     def late(self, words: StepWords) -> str:
@@ -233,7 +233,7 @@ class WindowKind(ABC):
 
     @abstractmethod
     def late_text(self, watermark: str, late: str) -> str:
-        """When a row is late that nothing takes back, to follow `dropped and counted when`. `late` is the
+        """Say when a row is late that nothing takes back, to follow `dropped and counted when`. `late` is the
         allowedLateness in words."""
 
 

@@ -64,8 +64,8 @@ class Interval(Model, StepKind):
         return {"of": self.of, "lower": self.lower, "upper": self.upper}
 
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
-        """How long rows are kept (rule J3), including the other side's lag: that side's watermark trails the times that
-        arrive together with this row."""
+        """Say how long rows are kept (rule J3), including the other side's lag: that side's watermark trails the times
+        that arrive together with this row."""
         kept_ms = max(0, self.upper + chain.lag[right]), max(0, -self.lower + chain.lag[self.of])
         chain.lag[right] = max(chain.lag[right], kept_ms[1])
         chain.keep_left(left, self.of, kept_ms[0])

@@ -87,7 +87,7 @@ class RankingKind(Model):
 
     @abstractmethod
     def late_text(self, watermark: str, lateness: str) -> str:
-        """When a row is late, to follow `counted when`."""
+        """Say when a row is late, to follow `counted when`."""
 
     @abstractmethod
     def lines(self, watermark: str, lateness: str) -> Iterator[tuple[str, str]]:

@@ -105,7 +105,7 @@ class _Window(StepKind):
         return {"of": self._origin_name} if self._origin_name is not None else {}
 
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
-        """How long rows are kept: the lower watermark has to reach the end of their last window. Rows are handed on
+        """Say how long rows are kept: the lower watermark has to reach the end of their last window. Rows are handed on
         when their window closes."""
         origin = chain.window_of or self._origin_name or left[0]
         lag = max(chain.lag[origin] if chain.window_of is None else chain.window_lag, chain.lag[right])

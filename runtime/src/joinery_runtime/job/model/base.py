@@ -81,7 +81,7 @@ class ColumnType:
 
 
 def parse_type(text: str) -> ColumnType:
-    """Return `string`, `decimal(12,2)`, ... as a ColumnType. Raises ValueError naming the allowed types."""
+    """Parse `string`, `decimal(12,2)`, ... to a ColumnType. Raises ValueError naming the allowed types."""
     decimal = _DECIMAL_TYPE.fullmatch(text)
     if decimal is not None:
         return ColumnType("decimal", int(decimal[1]), int(decimal[2]))
@@ -191,7 +191,7 @@ def format_duration_or_off(ms: int | None) -> str:
 
 
 def _parse_share_or_off(value: Any) -> str:
-    """YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
+    """Check a share or `off`. YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
     text = OFF if value is False else value
     if isinstance(text, str) and re.fullmatch(_SHARE, text):
         return text

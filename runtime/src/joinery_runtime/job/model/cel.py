@@ -61,7 +61,7 @@ def positive() -> tuple[Rule, ...]:
 
 
 def dead_letter_rules(field: str) -> tuple[Rule, ...]:
-    """Rules over all of `spec` for the `lateData: dlq` of a field behind the joins."""
+    """Return the rules over all of `spec` for the `lateData: dlq` of a field behind the joins."""
     no_dead_letters = f"!has(self.{field}) || self.{field}.lateData != 'dlq'"
     return (
         Rule(
@@ -79,7 +79,7 @@ def dead_letter_rules(field: str) -> tuple[Rule, ...]:
 
 
 def any_output(kind: str) -> str:
-    """Whether an output of this kind is named."""
+    """Say whether an output of this kind is named."""
     several = f"(has(self.outputs) && self.outputs.exists(output, has(output.{kind})))"
     return f"(has(self.output) && has(self.output.{kind})) || {several}"
 

@@ -38,7 +38,7 @@ class Document:
 
 
 def read_documents(text: str, source: str, environment: Mapping[str, str] | None = None) -> list[Document]:
-    """All documents that are not empty. Raises JobError with line and column if the text is not YAML. With an
+    """Return all documents that are not empty. Raises JobError with line and column if the text is not YAML. With an
     `environment`, values may refer to its variables: `${NAME}`, or `${NAME:-default}`; `$${` stands for `${`."""
     if "\t" in text:
         # YAML does not allow tabs as indentation, but JSON does. JSON's strings cannot hold a bare tab.

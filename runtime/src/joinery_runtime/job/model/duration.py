@@ -68,7 +68,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def format_time(ms: int | None) -> str:
-    """Event time for people. A time outside the calendar, such as the watermark of an ended input, stays a number."""
+    """Write event time for people. A time outside the calendar, such as the watermark of an ended input, stays a
+    number."""
     if ms is None:
         return "not known yet"
     try:
@@ -79,7 +80,7 @@ def format_time(ms: int | None) -> str:
 
 
 def time_value(ms: int | None) -> int | str | None:
-    """Event time in JSON: milliseconds, "end" if the input has ended, None if it is not known yet."""
+    """Write event time in JSON: milliseconds, "end" if the input has ended, None if it is not known yet."""
     return "end" if ms is not None and ms >= _END else ms
 
 

@@ -126,7 +126,7 @@ _DECLARED: ContextVar[frozenset[str]] = ContextVar("declared functions", default
 
 @contextmanager
 def declaring(names: Iterable[str]) -> Iterator[None]:
-    """Within the block, expressions may call functions of these names, which the job declares (rule V4)."""
+    """Let expressions call functions of these names, which the job declares (rule V4), within the block."""
     token = _DECLARED.set(frozenset(name.upper() for name in names))
     try:
         yield
@@ -202,7 +202,7 @@ def _build_truncation(arguments: list[exp.Expr]) -> exp.Expr:
 
 
 def _is_kept(name: str, builder: object) -> bool:
-    """Whether a function of sqlglot's keeps its own node: aggregates, and what is an operator or a CASE here."""
+    """Say whether a function of sqlglot's keeps its own node: aggregates, and what is an operator or a CASE here."""
     node = getattr(builder, "__self__", None)
     by_type = isinstance(node, type) and issubclass(node, exp.AggFunc | exp.If)
     return by_type or name in {"COALESCE", "IFNULL", "NVL", "MOD", "COUNT", "ARRAY_AGG", "ARRAYAGG"}

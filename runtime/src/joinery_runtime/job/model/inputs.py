@@ -179,7 +179,7 @@ def _check_one_byte(text: str) -> str:
 
 
 def _check_quote(value: Any) -> str:
-    """YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
+    """Check a character or `off`. YAML 1.1, which Kubernetes reads, takes an unquoted `off` for false."""
     return OFF if value is False or value == OFF else _check_one_byte(str(value))
 
 

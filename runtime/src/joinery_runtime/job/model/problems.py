@@ -29,8 +29,8 @@ _PATTERNS = {
 
 
 def findings(errors: Sequence[ErrorDetails], model: type[Job]) -> Iterator[Finding]:
-    """Every error of validating a resource of this kind, as (path, message). A list of which all entries have errors
-    is not empty."""
+    """Yield every error of validating a resource of this kind, as (path, message). A list of which all entries have
+    errors is not empty."""
     below = {error["loc"][:end] for error in errors for end in range(len(error["loc"]))}
     for error in errors:
         if error["type"] == RULES_BROKEN:
@@ -96,7 +96,7 @@ def _pattern_text(error: ErrorDetails) -> str:
 
 
 def _value_text(value: object) -> str:
-    """Never the text itself: it may be a secret."""
+    """Describe a value, and never show its text: it may be a secret."""
     if value is None:
         return "empty"
     if isinstance(value, bool | int | float):
@@ -126,7 +126,7 @@ _SAY: dict[str, Callable[[ErrorDetails], str]] = {
 
 
 def _field_names(at: Loc, model: type[Job]) -> list[str]:
-    """YAML names of the fields that the model at this place has."""
+    """Return the YAML names of the fields that the model at this place has."""
     kind: Any = model
     for step in at:
         if isinstance(step, int):  # `_nested_models` has taken lists off already

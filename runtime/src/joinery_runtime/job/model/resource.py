@@ -381,7 +381,7 @@ class Job(Model):
         return job
 
     def _check_functions(self) -> Iterator[Finding]:
-        """Functions without a place to import from, or with a name that means something else already (rule V4)."""
+        """Find functions without a place to import from, or with a name that means something else already (rule V4)."""
         columns = {name.upper(): side.name for side in self.declared_inputs for name in side.types}
         names: set[str] = set()
         for i, function in enumerate(self.spec.functions):
@@ -400,7 +400,7 @@ class Job(Model):
                 yield (*at, "returns"), "json is a type of columns that are read; write string"
 
     def _check_json_keys(self) -> Iterator[Finding]:
-        """Keys of outputs that are JSON: Postgres takes texts for equal that the job takes for different."""
+        """Find keys of outputs that are JSON: Postgres takes texts for equal that the job takes for different."""
         for place, output in zip(self.output_places, self.outputs, strict=True):
             named = _output_keys(output)
             if any(key for *_, key in named):
@@ -441,7 +441,7 @@ class Job(Model):
         return f"{self.metadata.namespace}/{other}" if self.metadata.namespace else other
 
     def input(self, name: str) -> Input:
-        """Raise KeyError for a name that no input has."""
+        """Return the input of that name. Raises KeyError for a name that no input has."""
         return {side.name: side for side in self.inputs}[name]
 
     @property

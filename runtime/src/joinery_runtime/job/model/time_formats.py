@@ -111,7 +111,7 @@ def is_pattern(text: str) -> bool:
 
 
 def needs_zone(text: str) -> bool:
-    """Whether text in this pattern states no zone of its own. False for what is no pattern of times."""
+    """Say whether text in this pattern states no zone of its own. False for what is no pattern of times."""
     try:
         return not parse_pattern(text).has_offset
     except ValueError:
@@ -181,7 +181,8 @@ def _group_of_form(form: _Form) -> str:
 
 
 def _require_complete(text: str, parts: frozenset[str]) -> None:
-    """Raise ValueError unless the pattern's times are certain to the day or, with a time of day, to the minute."""
+    """Require that the pattern's times are certain to the day or, with a time of day, to the minute. Raises
+    ValueError."""
     if "epoch" not in parts:
         missing = [] if parts & {"year", "year_of_century"} else ["year"]
         if "day_of_year" not in parts:

@@ -35,7 +35,7 @@ def _list_unions(draft: JobDraft) -> Sequence[tuple[Loc, Mapping[str, object]]]:
 
 
 def _list_branches(draft: JobDraft) -> Iterator[tuple[Loc, object, InputDraft | None]]:
-    """Each branch of each union with its place, and its input if there is one of that name."""
+    """Yield each branch of each union with its place, and its input if there is one of that name."""
     for at, union in _list_unions(draft):
         for number, branch in enumerate(items(union, "branches")):
             yield (*at, "branches", number), branch, draft.declared(dig(branch, "input"))

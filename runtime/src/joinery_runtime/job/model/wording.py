@@ -14,7 +14,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def suggestion(word: object, options: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` when one of the options is close to the word, else nothing."""
+    """Write ` (did you mean 'x'?)` when one of the options is close to the word, else nothing."""
     close = difflib.get_close_matches(str(word).lower(), {option.lower(): option for option in options}, n=1)
     by_lower = {option.lower(): option for option in options}
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
@@ -39,7 +39,7 @@ _OF_ONE = {"are": "is", "were": "was", "stay": "stays", "go": "goes"}
 
 
 def counted(count: int, noun: str, verb: str = "") -> str:
-    """`1 row` or `2 rows`; with a verb, `1 row was` or `2 rows were`. `verb` is one of `_OF_ONE`."""
+    """Write `1 row` or `2 rows`; with a verb, `1 row was` or `2 rows were`. `verb` is one of `_OF_ONE`."""
     amount = f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
     return f"{amount} {agreeing(count, verb)}" if verb else amount
 

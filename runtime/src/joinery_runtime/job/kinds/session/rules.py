@@ -109,7 +109,7 @@ class GroupedDraft(JobDraft):
 
 
 def broken_rules(data: Mapping[str, Any]) -> list[Finding]:
-    """Every finding as (path, message), for a resource with its YAML field names."""
+    """Return every finding as (path, message), for a resource with its YAML field names."""
     sql = dig(data, *_SQL)
     return _broken_fields(data) if not isinstance(sql, str) or not sql else list(_broken_sql(data, sql))
 

@@ -65,7 +65,7 @@ NEEDED = ("by", "percentile")
 
 
 def takes(function: str, type_name: str) -> bool:
-    """Whether an aggregate is defined for values of this type (`ColumnType.name`)."""
+    """Say whether an aggregate is defined for values of this type (`ColumnType.name`)."""
     if function in {"min", "max"}:
         return has_order(type_name)
     accepted = _accepted_types(function)
@@ -73,7 +73,7 @@ def takes(function: str, type_name: str) -> bool:
 
 
 def has_order(type_name: str) -> bool:
-    """Whether values of this type (`ColumnType.name`) have a least and a greatest one."""
+    """Say whether values of this type (`ColumnType.name`) have a least and a greatest one."""
     return type_name not in _UNORDERED
 
 

@@ -150,7 +150,7 @@ def aggregate_refusals(old: Signed, new: Signed) -> Iterator[str]:
 
 
 def _is_same_origin(was: Origin, now: Origin) -> bool:
-    """Whether two origins are the same. Differences in how an expression is written do not count."""
+    """Say whether two origins are the same. Differences in how an expression is written do not count."""
     if isinstance(was, str) or isinstance(now, str):
         return was == now
     trees = [_parse_expression(side["expression"], side["reads"]) for side in (was, now)]
