@@ -186,31 +186,28 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
         return read_window_call(nodes[0], table, scope, "GROUP BY")
     has_two_bounds = query.window is not None and any(join.within is not None for join in query.joined)
     if query.groups and not has_two_bounds:  # which are reported
-        facts, todo = "nothing says which rows are of one session (rule S1)", _GAP.format(time=table.event_time)
-        if scope.qualified:
-            facts = "without a window no group would ever end (rule G1)"
-            todo = f"write {_FORMS['TUMBLE'].format(time=table.event_time)} into GROUP BY"
-        other_windows = ", or HOP, CUMULATE or SESSION" if scope.qualified else ""
-        other_windows += ", or window_start and window_end, for the windows of the joins" if scope.windowed else ""
-        names = {function_name(node.unnest()) for node in query.groups} if scope.qualified else set()
-        time = table.event_time
-        if names & _PARTS_OF_TIMES:
-            other_windows += (
-                f", or, for windows of days, CAST({time} AS DATE); months and years differ in length: group "
-            )
-            other_windows += "by days, and add these up where rows are read"
-        if "DATE_TRUNC" in names:
-            other_windows += (
-                ", or DATE_TRUNC of the event time in a unit of one length, up to WEEK (of a zone's clocks "
-            )
-            other_windows += (
-                f"DAY and WEEK, and TUMBLE({time}, INTERVAL '1' HOUR, '<zone>') for hours, of which two may "
-            )
-            other_windows += (
-                "have one name); months differ in length: group by days, and add these up where rows are read"
-            )
-        scope.report.add(query.group_at, f"{facts}; {todo}{other_windows}")
+        scope.report.add(query.group_at, _missing_window_text(query, table.event_time, scope))
     return None
+
+
+def _missing_window_text(query: Query, time: str, scope: Scope) -> str:
+    """Say which windows GROUP BY may have: sessions alone, or those of a StreamJoin, with what stands for the functions
+    by which other systems cut off times."""
+    if not scope.qualified:
+        return f"nothing says which rows are of one session (rule S1); {_GAP.format(time=time)}"
+    todo = f"write {_FORMS['TUMBLE'].format(time=time)} into GROUP BY, or HOP, CUMULATE or SESSION"
+    if scope.windowed:
+        todo += ", or window_start and window_end, for the windows of the joins"
+    names = {function_name(node.unnest()) for node in query.groups}
+    if names & _PARTS_OF_TIMES:
+        facts = "months and years differ in length: group by days, and add these up where rows are read"
+        todo += f", or, for windows of days, CAST({time} AS DATE); {facts}"
+    if "DATE_TRUNC" in names:
+        hours = f"TUMBLE({time}, INTERVAL '1' HOUR, '<zone>') for hours, of which two may have one name"
+        facts = "months differ in length: group by days, and add these up where rows are read"
+        todo += ", or DATE_TRUNC of the event time in a unit of one length, up to WEEK (of a zone's clocks "
+        todo += f"DAY and WEEK, and {hours}); {facts}"
+    return f"without a window no group would ever end (rule G1); {todo}"
 
 
 def window_of_joins(
