@@ -135,6 +135,7 @@ BAD: list[tuple[str, str]] = [
         .replace("DESCRIPTOR(ts), ", "DESCRIPTOR(ts), INTERVAL '10' MINUTE, "),
         "without a window no group of groups would ever end",
     ),
+    (again("MAX(n) AS m", BOTH).replace("INTERVAL '1' HOUR", "3600"), "takes the event time and an INTERVAL"),
     (again("MAX(n) FILTER (WHERE n > 1) AS m", BOTH), "write the condition into WHERE"),
     (again("MAX(amount) AS m", BOTH), "the sub-query has no column 'amount'"),
     (again("MAX(m) AS m", BOTH, "WHERE curency = 'x'"), "(did you mean 'currency'?)"),

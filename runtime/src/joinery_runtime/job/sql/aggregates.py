@@ -154,7 +154,7 @@ def _read_next(
     source = Source(alias, alias, True, outer.at)
     scope = Scope((source,), (table,), report, qualified=False, keeps_groups=True)
     aliases = {item.alias: item.this for item in items if isinstance(item, exp.Alias)}
-    starts_differ = "cumulative" not in first.get("window", {})
+    starts_differ = "cumulative" not in (first["window"] or {})  # a wrong window is reported
     grouping, window = _read_groups(groups, aliases, table, outer, scope, starts_differ=starts_differ)
     having = names.renamed(outer.having) if outer.having is not None else None
     for node in [*items, *([having] if having is not None else [])]:
