@@ -157,7 +157,7 @@ def with_stored_names(job: Job, stored: Mapping[str, Any] | None) -> Job:
         return job
     if job.spec.sql is not None:
         of_state = job.with_stored_stars([item["as"] for item in stored.get("select", ()) if "as" in item])
-        return job if of_state is job else _refuse_other_names(of_state)
+        return job if of_state is job else _reject_other_names(of_state)
     if not job.has_default_names:
         return job
     if "select" in stored or "aggregate" in stored:
@@ -168,10 +168,10 @@ def with_stored_names(job: Job, stored: Mapping[str, Any] | None) -> Job:
     if definition(job)["inputs"] != stored["inputs"]:
         before = under_definition(job, stored).output_columns
         names = StoredNames(names.naming, {field.source: field.name for field in before if field.source is not None})
-    return _refuse_other_names(job.with_stored_names(names))
+    return _reject_other_names(job.with_stored_names(names))
 
 
-def _refuse_other_names(named: StreamJoin) -> StreamJoin:
+def _reject_other_names(named: StreamJoin) -> StreamJoin:
     """Return the job, whose columns have their stored names, unless its outputs name other ones."""
     counts = Counter(column.name for column in named.output_columns)
     if wrong := [name for name in (*named.named_columns, *counts) if counts[name] != 1]:

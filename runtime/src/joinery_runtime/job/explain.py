@@ -255,13 +255,13 @@ def _output_text(job: Job, output: NamedOutput) -> str:
         delivery += _rolling_text(output.file)
     elif output.console:
         delivery = f"{output.console.rows} rows of each epoch"
-    which = "" if output.when is None else f"rows where {output.when}; "
+    condition = "" if output.when is None else f"rows where {output.when}; "
     row_type = ""
     if job.changelog_key is not None:
         names = {column.step_column: column.name for column in reversed(job.columns_of(output))}
         key = ", ".join(names.get(column, f"{column} (left out)") for column in job.changelog_key)
         row_type = f"changelog by {key}; "
-    return f"{which}{output_place(output)}, {delivery}; {row_type}columns {columns}"
+    return f"{condition}{output_place(output)}, {delivery}; {row_type}columns {columns}"
 
 
 def outputs_place(job: Job) -> str:
@@ -435,15 +435,15 @@ def _flowchart_lines(job: Job) -> Iterator[str]:
     plan = explain(job)
     rights = {step.right for step in plan.steps}
     ends: dict[str, str] = {}  # of the nodes of each input: the last
-    for one in plan.inputs:
-        ends[one.name] = node = f"input_{one.name}"
-        yield f"{node}[/{_node_label(one.name, one.source)}/]"
-        for branch in one.branches:
+    for source in plan.inputs:
+        ends[source.name] = node = f"input_{source.name}"
+        yield f"{node}[/{_node_label(source.name, source.source)}/]"
+        for branch in source.branches:
             yield f"branch_{branch.name}[/{_node_label(branch.name, branch.source)}/]"
             yield f"branch_{branch.name} --> {node}"
-        if (where := job.input_filters.get(one.name)) is not None:
-            ends[one.name] = f"where_{one.name}"
-            yield from _condition_node(node, f"where_{one.name}", where)
+        if (where := job.input_filters.get(source.name)) is not None:
+            ends[source.name] = f"where_{source.name}"
+            yield from _condition_node(node, f"where_{source.name}", where)
     left = [node for name, node in ends.items() if name not in rights]
     for number, step in enumerate(plan.steps, start=1):
         node, right = f"step_{number}", () if step.right is None else (ends[step.right],)
@@ -464,7 +464,7 @@ def _flowchart_lines(job: Job) -> Iterator[str]:
         yield from (f"{before} -->{when} {node}" for before in left)
     if job.spec.dead_letter is not None:
         yield f"{_DEAD_LETTERS_NODE}[/{_node_label('dead letters', plan.dead_letters.removeprefix('go to '))}/]"
-        yield from (f"input_{one.name} -.-> {_DEAD_LETTERS_NODE}" for one in plan.inputs)
+        yield from (f"input_{source.name} -.-> {_DEAD_LETTERS_NODE}" for source in plan.inputs)
         for number, step in enumerate(plan.steps, start=1):
             if "dead letters" in dict(step.lines).get("late rows", ""):
                 yield f"step_{number} -.->|{_node_label('late rows')}| {_DEAD_LETTERS_NODE}"

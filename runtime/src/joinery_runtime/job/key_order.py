@@ -22,8 +22,8 @@ def routing_columns(job: Job) -> tuple[str, ...]:
     ordered = [output for output in job.outputs if output.kafka is not None and output.kafka.key_order]
     if all(makes_keys_in_one_shard(job, output) for output in ordered):
         return ()
-    first, *others = (key_columns(output) for output in ordered)
-    return tuple(column for column in first if all(column in key for key in others))
+    first, *later = (key_columns(output) for output in ordered)
+    return tuple(column for column in first if all(column in key for key in later))
 
 
 def orders_keys(job: Job, output: NamedOutput) -> bool:

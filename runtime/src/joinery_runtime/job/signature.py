@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from joinery_runtime.job.join.differences import refusals, warnings
+from joinery_runtime.job.join.differences import incompatibilities, warnings
 from joinery_runtime.job.join.steps import SIDES, JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
@@ -169,7 +169,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
         facts = f"version {old.get('version')}, this release writes version {new['version']}"
         return Comparison((f"the state's signature has another layout: {facts}",), ())
     current = _lift_version_1(old) if old["version"] == 1 else old
-    refused = tuple(refusals(current, new))
+    refused = tuple(incompatibilities(current, new))
     return Comparison(refused, tuple(warnings(current, new)) if not refused else ())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from joinery_runtime.job.join.steps import STEP_KINDS
 from joinery_runtime.job.kinds.ranking import RANKING_KINDS, Deduplication, RankingKind
-from joinery_runtime.job.kinds.session.signature import aggregate_refusals, aggregate_warnings
+from joinery_runtime.job.kinds.session.signature import aggregate_incompatibilities, aggregate_warnings
 from joinery_runtime.job.model.duration import format_duration, format_time
 from joinery_runtime.job.model.references import EXISTENCE
 from joinery_runtime.job.model.wording import agreeing, listed
@@ -22,11 +22,11 @@ _PRESERVED: Mapping[str, set[str]] = {
 _FIXED = {field: words for kind in STEP_KINDS for field, words in kind.fixed.items()}
 
 
-def refusals(old: Signed, new: Signed) -> Iterator[str]:
+def incompatibilities(old: Signed, new: Signed) -> Iterator[str]:
     """Say why the state cannot be used. Leaves out differences that only follow from an earlier one."""
     stages: Sequence[Sequence[Check]]
     if new["kind"] == "SessionWindow":
-        stages = ((_compare_kinds,), (_compare_inputs,), (_compare_times_and_tables, aggregate_refusals))
+        stages = ((_compare_kinds,), (_compare_inputs,), (_compare_times_and_tables, aggregate_incompatibilities))
     else:
         stages = (
             (_compare_kinds,),
@@ -112,12 +112,12 @@ def _compare_shape(old: Signed, new: Signed) -> Iterator[str]:
 
 
 def _compare_next(was: Signed | None, now: Signed | None) -> Iterator[str]:
-    field, same = "window", "that of the first aggregate"
+    field, default = "window", "that of the first aggregate"
     if (was is None) != (now is None):
         change = "is now" if was is None else "was"
         yield f"there {change} a second aggregate (then); it is neither added to a state nor removed from one"
     elif was is not None and now is not None and was.get(field) != now.get(field):
-        yield f"the kind of window of then was {was.get(field, same)}, it is now {now.get(field, same)}"
+        yield f"the kind of window of then was {was.get(field, default)}, it is now {now.get(field, default)}"
 
 
 def _compare_steps(old: Signed, new: Signed) -> Iterator[str]:
@@ -127,9 +127,9 @@ def _compare_steps(old: Signed, new: Signed) -> Iterator[str]:
 
 def _compare_behind_joins(old: Signed, new: Signed) -> Iterator[str]:
     if "aggregate" in new:
-        yield from aggregate_refusals(old["aggregate"], new["aggregate"])
+        yield from aggregate_incompatibilities(old["aggregate"], new["aggregate"])
         if "then" in new["aggregate"]:
-            for text in aggregate_refusals(old["aggregate"]["then"], new["aggregate"]["then"]):
+            for text in aggregate_incompatibilities(old["aggregate"]["then"], new["aggregate"]["then"]):
                 yield f"{text} (then)"
     for kind in RANKING_KINDS:
         was, now = old.get(kind.field), new.get(kind.field)

@@ -66,16 +66,9 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
     ranking = translation.ranking if translation is not None else None
     if translation is not None and not problems:
-        translated_fields: dict[str, Any] = {"joins": list(translation.steps), "select": translation.select}
-        repeated = [{**draft.by_name[name].data, "name": alias} for alias, name in translation.repeats.items()]
-        translated_fields["inputs"] = [*(source.data for source in draft.sources), *repeated]
-        if translation.aggregate is not None:
-            translated_fields["aggregate"] = translation.aggregate
+        translated_fields = _translated_fields(translation, draft)
         if ranking is not None:
             yield from _ranking_problems(spec.get(ranking.field), ranking)
-            beside_sql = spec.get(ranking.field)
-            written = beside_sql if isinstance(beside_sql, Mapping) else {}
-            translated_fields[ranking.field] = {**written, **ranking.entries}
     else:
         for kind in RANKING_KINDS:
             rest.pop(kind.field, None)  # what it lacks may be what the SQL says wrongly
@@ -95,6 +88,22 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
         if grouped and at == ("spec", "inputs") and len(draft.inputs) == 1:
             continue
         yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message
+
+
+def _translated_fields(translation: Translation, draft: JobDraft) -> dict[str, Any]:
+    """Return the fields of `spec` that the SQL stands for."""
+    repeated = [{**draft.by_name[name].data, "name": alias} for alias, name in translation.repeats.items()]
+    fields: dict[str, Any] = {
+        "inputs": [*(source.data for source in draft.sources), *repeated],
+        "joins": list(translation.steps),
+        "select": translation.select,
+    }
+    if translation.aggregate is not None:
+        fields["aggregate"] = translation.aggregate
+    if (ranking := translation.ranking) is not None:
+        written = dig(draft.data, "spec", ranking.field)
+        fields[ranking.field] = {**(written if isinstance(written, Mapping) else {}), **ranking.entries}
+    return fields
 
 
 def _with_unions(
@@ -158,12 +167,12 @@ def _place_findings(
     for at, message in findings:
         label = next((label for end in range(len(at), 2, -1) if (label := labels.get(at[1:end]))), None)
         labelled.append((at, message) if label is None else (_SQL, f"{label}: {message}"))
-    places = {at for at, _ in labelled}
+    paths = {at for at, _ in labelled}
     for at, message in labelled:
         match at:
             case ("spec", "inputs", int(number), *rest) if number >= len(declared):
                 alias, name = list(repeats.items())[number - len(declared)]
-                if ("spec", "inputs", declared.index(name), *rest) not in places:
+                if ("spec", "inputs", declared.index(name), *rest) not in paths:
                     yield _SQL, f"{alias!r} reads {name!r} again: {message}"
             case _:
                 yield at, message

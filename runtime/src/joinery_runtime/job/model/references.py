@@ -111,14 +111,15 @@ def computed_key(tree: exp.Expr) -> ComputedKey:
 
 def key_pairs(keys: Mapping[str, str], columns: Columns) -> tuple[KeyPair, ...]:
     """Return the keys of a valid step, in order. `columns` are those of all inputs."""
-    return tuple(KeyPair(*_read_sides(texts, columns)) for texts in keys.items())
-
-
-def _read_sides(texts: tuple[str, str], columns: Columns) -> Iterator[Reference]:
-    for text in texts:
-        side = read_key(text, columns)
-        assert side is not None, "the rules have checked the keys"
-        yield side if isinstance(side, Reference) else computed_key(side)
+    pairs = []
+    for texts in keys.items():
+        sides = list[Reference]()
+        for text in texts:
+            side = read_key(text, columns)
+            assert side is not None, "the rules have checked the keys"
+            sides.append(side if isinstance(side, Reference) else computed_key(side))
+        pairs.append(KeyPair(*sides))
+    return tuple(pairs)
 
 
 JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]

@@ -207,7 +207,7 @@ class Job(Model):
         lasting = self.lasting_columns
         if lasting is None or self.retracted is not None:  # a retraction has the key of the row that it takes back
             return
-        for place, output in zip(self.output_places, self.outputs, strict=True):
+        for output_at, output in zip(self.output_places, self.outputs, strict=True):
             columns = {column.name: column.step_column for column in self.columns_of(output)}
             usable = listed(name for name, column in columns.items() if column in lasting)
             todo = f"name some of {usable}" if usable else "select groups and columns of the window for it"
@@ -215,7 +215,7 @@ class Job(Model):
                 for i, name in enumerate(key):
                     if columns[name] not in lasting:
                         yield (
-                            ("spec", *place, target, field, i),
+                            ("spec", *output_at, target, field, i),
                             f"{name!r} may differ between an earlier and a later result of one window, so the later "
                             f"row would not replace the earlier one (rule G9); {todo}, or drop {field}",
                         )
@@ -401,25 +401,25 @@ class Job(Model):
 
     def _check_json_keys(self) -> Iterator[Finding]:
         """Find keys of outputs that are JSON: Postgres takes texts for equal that the job takes for different."""
-        for place, output in zip(self.output_places, self.outputs, strict=True):
+        for output_at, output in zip(self.output_places, self.outputs, strict=True):
             named = _output_keys(output)
             if any(key for *_, key in named):
                 types = {column.name: column.type for column in self.columns_of(output)}
                 for target, at, key in named:
                     for i, name in enumerate(key):
                         if text := no_key(name, types):
-                            yield ("spec", *place, target, at, i), text
+                            yield ("spec", *output_at, target, at, i), text
 
     def _check_postgres_names(self) -> Iterator[Finding]:
         store = self.spec.state_store.postgres
         names: list[tuple[Loc, str]] = []
-        for place, output in zip(self.output_places, self.outputs, strict=True):
+        for output_at, output in zip(self.output_places, self.outputs, strict=True):
             if output.postgres is None:
                 continue
-            at = ("spec", *place, "postgres")
+            at = ("spec", *output_at, "postgres")
             columns, written = self.columns_of(output), self.without_sql.get("select") or ()
             in_select = len(written) == len(columns) and "select" in self.spec.model_fields_set
-            listed_at: Loc = ("spec", *place, "select") if output.select is not None else ("spec", "select")
+            listed_at: Loc = ("spec", *output_at, "select") if output.select is not None else ("spec", "select")
             by_item = output.select is not None or in_select
             names += [((*at, "table"), part) for part in output.postgres.table.split(".", 1)]
             names += [((*listed_at, i) if by_item else at, column.name) for i, column in enumerate(columns)]

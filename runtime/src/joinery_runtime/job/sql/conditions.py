@@ -121,8 +121,8 @@ def find_anti_joins(
             column = node.this.unnest() if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null) else None
             if isinstance(column, exp.Column) and column.table == name and column.name in never_null:
                 tests.append(predicate)
-        others = [*rest, *(predicate for j, clause in enumerate(on) if j != i for predicate in clause.good)]
-        read = any(name in predicate.inputs for predicate in others if predicate not in tests)
+        conditions = [*rest, *(predicate for j, clause in enumerate(on) if j != i for predicate in clause.good)]
+        read = any(name in predicate.inputs for predicate in conditions if predicate not in tests)
         if tests and not read and name not in selected:
             joins[i] = replace(join, type="anti", source=replace(join.source, hidden=True))
             rest = [predicate for predicate in rest if predicate not in tests]

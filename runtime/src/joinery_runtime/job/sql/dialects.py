@@ -158,11 +158,11 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[s
         return
 
 
-def _is_same_expression(one: exp.Expr, other: exp.Expr, query: exp.Select) -> bool:
+def _is_same_expression(first: exp.Expr, second: exp.Expr, query: exp.Select) -> bool:
     """Say whether two expressions are the same; over one source, a column may have its name or not."""
     if query.args.get("joins"):
-        return one == other
-    return without_inputs(one) == without_inputs(other)
+        return first == second
+    return without_inputs(first) == without_inputs(second)
 
 
 def _columns_of_from(query: exp.Select, columns: Columns, queries: Mapping[str, exp.Expr]) -> set[str]:

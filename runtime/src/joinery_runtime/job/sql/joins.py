@@ -452,8 +452,8 @@ def _read_as_of(link: Link, context: _Context) -> Step:
         origin = next((relation for relation in link.earlier if named == (relation, relation.table.event_time)), None)
         if origin is None:
             time = either([f"{relation.source.alias}.{relation.table.event_time}" for relation in link.earlier])
-            others = "the other input" if len(link.earlier) == 1 else "an input that is joined before"
-            facts = f"the version is the one at the event time of {others}"
+            origins = "the other input" if len(link.earlier) == 1 else "an input that is joined before"
+            facts = f"the version is the one at the event time of {origins}"
             context.report.add(source.at, f"{facts}; write FOR SYSTEM_TIME AS OF {time}")
     if link.type not in {"inner", "left"}:
         context.report.add(source.at, "FOR SYSTEM_TIME goes with JOIN and LEFT JOIN only (rule A4); write one of these")

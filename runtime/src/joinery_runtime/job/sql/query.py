@@ -300,9 +300,9 @@ def _read_join(join: exp.Join, report: Report) -> JoinClause:
 # --- tests for a match ------------------------------------------------------------------------------------------------
 
 
-def _read_test(test: ExistenceTest, others: Sequence[exp.Expr], report: Report) -> JoinClause:
-    """Read the sub-query as a semi or an anti join; the source of one that is rejected has no name. `others` are the
-    other conditions of WHERE."""
+def _read_test(test: ExistenceTest, conditions: Sequence[exp.Expr], report: Report) -> JoinClause:
+    """Read the sub-query as a semi or an anti join; the source of one that is rejected has no name. `conditions` are
+    the other ones of WHERE."""
     at, select = node_position(test.node), test.query.unnest()
     join_type: JoinType = "anti" if test.negated else "semi"
     rejected = JoinClause(Source("", "", False, at, hidden=True, nested=True), join_type, None)
@@ -324,7 +324,7 @@ def _read_test(test: ExistenceTest, others: Sequence[exp.Expr], report: Report) 
             todo = "write EXISTS with an equality for each column"
             report.add(at, f"IN compares one value with one column of the sub-query; {todo}")
             return rejected
-        if test.negated and not (_excludes_null(column, parts) and _excludes_null(test.value, others)):
+        if test.negated and not (_excludes_null(column, parts) and _excludes_null(test.value, conditions)):
             text, inner = test.value.sql(comments=False), f"{source.alias}.{column.name}"
             named = source.name if source.alias == source.name else f"{source.name} {source.alias}"
             facts = f"NOT IN emits nothing while the sub-query has a NULL, and no row whose {text} is NULL (rule E3)"

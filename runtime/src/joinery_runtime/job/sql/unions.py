@@ -59,11 +59,11 @@ def take_unions(select: exp.Select, columns: Columns, report: Report) -> list[Sq
     unions, own_aliases = list[SqlUnion](), _own_aliases(select)
     for named in [*select.find_all(exp.CTE)]:
         if isinstance(named.this, exp.Union):
-            taken = [*_take_union(named, named.alias, columns, own_aliases, report)]
-            for table in select.find_all(exp.Table) if not taken else ():
+            union = [*_take_union(named, named.alias, columns, own_aliases, report)]
+            for table in select.find_all(exp.Table) if not union else ():
                 if table.name == named.alias:
                     table.meta[REJECTED] = True
-            unions += taken
+            unions += union
             clause = named.parent
             named.pop()
             if isinstance(clause, exp.With) and not clause.expressions:
@@ -71,12 +71,12 @@ def take_unions(select: exp.Select, columns: Columns, report: Report) -> list[Sq
     for query in [*select.find_all(exp.Subquery)]:
         if isinstance(query.this, exp.Union) and isinstance(query.parent, exp.From | exp.Join):
             alias = query.args.get("alias")
-            taken = [*_take_union(query, query.alias_or_name, columns, own_aliases, report)]
+            union = [*_take_union(query, query.alias_or_name, columns, own_aliases, report)]
             table = exp.Table(this=alias.this.copy() if alias is not None else exp.to_identifier(""))
-            if not taken:
+            if not union:
                 table.meta[REJECTED] = True
             query.replace(table)
-            unions += taken
+            unions += union
     return unions
 
 

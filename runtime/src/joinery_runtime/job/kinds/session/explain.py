@@ -138,8 +138,8 @@ def _emitted_text(aggregation: Aggregation, aggregated: Aggregated) -> str:
     repetition = "again, whole, after each epoch that changes it"
     if aggregation.emit_retractions:
         repetition += "; an id that this replaces is emitted before with retracted: true"
-    what = window.rows.removesuffix("s")
-    return f"each {what} when {aggregated.watermark} {window.reaches} {window.end_text}, and {repetition}"
+    row = window.rows.removesuffix("s")
+    return f"each {row} when {aggregated.watermark} {window.reaches} {window.end_text}, and {repetition}"
 
 
 def _late_text(aggregation: Aggregation, aggregated: Aggregated) -> str:

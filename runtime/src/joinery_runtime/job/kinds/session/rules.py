@@ -79,8 +79,8 @@ class GroupedDraft(JobDraft):
     def output_name(self, column: Any) -> Any:
         """Return the name in the output of a column that no `select` renames: that of a group loses its input's. What
         is no name stays as it is."""
-        known = isinstance(column, str) and column in (self.columns or {})
-        ref = reference(column) if known and len(self.at) > 1 else None
+        is_known = isinstance(column, str) and column in (self.columns or {})
+        ref = reference(column) if is_known and len(self.at) > 1 else None
         return ref.column if ref is not None else column
 
     @property

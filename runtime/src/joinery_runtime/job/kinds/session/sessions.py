@@ -173,8 +173,8 @@ def condition_text(where: str, columns: Collection[str]) -> str:
 
 def arguments_text(columns: Sequence[str], condition: str | None) -> str:
     """Return the arguments of an aggregate, as the names of the state's columns have them."""
-    kept = [f"FILTER (WHERE {condition})"] if condition is not None else []
-    return " ".join([*([", ".join(columns)] if columns else []), *kept])
+    filters = [f"FILTER (WHERE {condition})"] if condition is not None else []
+    return " ".join([*([", ".join(columns)] if columns else []), *filters])
 
 
 class SessionColumn(Model):

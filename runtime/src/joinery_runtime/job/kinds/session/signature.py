@@ -127,7 +127,7 @@ def _parse_expression(expression: str, columns: Collection[str]) -> exp.Expr:
 Signed = Mapping[str, Any]
 
 
-def aggregate_refusals(old: Signed, new: Signed) -> Iterator[str]:
+def aggregate_incompatibilities(old: Signed, new: Signed) -> Iterator[str]:
     """Yield why the state cannot be used although the inputs are the same."""
     was, now = old["groups"], new["groups"]
     names = [[name for name, _ in groups] for groups in (was, now)]
