@@ -52,6 +52,9 @@ class JobRevision:
     settings: Settings
     templates: PodTemplates
     pod_defaults: PodDefaults
+    driver: Manifest | None = None
+    """The driver's pod as the revision's ConfigMap has it; None for a revision that is not stored yet, or that an
+    earlier release stored without it."""
 
     @property
     def durable(self) -> bool:

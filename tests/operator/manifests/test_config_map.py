@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import yaml
 from hypothesis import given
@@ -37,7 +39,25 @@ def test_it_is_immutable_and_belongs_to_the_job_and_revision(job):
     assert config_map["metadata"]["namespace"] == "shop"
     assert config_map["metadata"]["ownerReferences"][0]["uid"] == "7c1e"
     assert config_map["metadata"]["labels"]["joinery.dev/revision"] == "abc"
-    assert config_map["data"].keys() == {"job.yaml", "spark-defaults.conf", "executor.yaml", "pod-defaults.yaml"}
+    mounted, stored = {"job.yaml", "spark-defaults.conf", "executor.yaml"}, {"driver.yaml", "pod-defaults.yaml"}
+    assert config_map["data"].keys() == mounted | stored
+
+
+def test_the_stored_driver_is_the_pod_of_every_attempt(job):
+    template = """
+    kind: Pod
+    metadata: {labels: {team: a}, annotations: {note: "yes"}}
+    spec:
+      containers: [{name: joinery, env: [{name: SIZE, value: "010"}]}, {name: proxy, image: "proxy:1"}]
+      initContainers: [{name: first, image: "proxy:1"}]
+    """
+    built = job.with_template(template)
+    stored = manifests.stored_driver(built.config_map())
+    assert stored is not None
+    assert not {"name", "namespace", "ownerReferences"} & stored["metadata"].keys(), "an attempt has them"
+    for before in ({}, {"migrate": "rollout-abc", "abandon_state": True}):
+        pod = manifests.driver_pod(replace(built.revision, driver=stored), 3, **before)
+        assert pod == built.driver(3, **before)
 
 
 def test_a_revision_of_an_earlier_release_is_read_on(job):

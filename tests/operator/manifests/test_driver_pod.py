@@ -139,7 +139,7 @@ def test_no_mount_is_below_another_of_our_own(job):
 def test_the_jobs_files_are_those_of_the_config_map(job):
     pod = job.driver()
     job_mounts = {path: mount for path, mount in mounts(main(pod)).items() if mount["name"] == "job"}
-    read_by_the_operator = {"pod-defaults.yaml"}
+    read_by_the_operator = {"driver.yaml", "pod-defaults.yaml"}
     assert job_mounts.keys() == {
         f"/etc/joinery/{file}" for file in job.config_map()["data"].keys() - read_by_the_operator
     }

@@ -1,17 +1,12 @@
 """Manifests of a job's children: pure functions of a revision."""
 
 from joinery_operator.manifests.objects import (
-    config_map,
     network_policy,
     page_ingress,
     page_route,
     page_url,
     repair_patch,
     service,
-    stored_job,
-    stored_pod_defaults,
-    stored_service_account,
-    stored_templates,
 )
 from joinery_operator.manifests.pod_base import JOB_FILE, MAIN_CONTAINER, pods_in_templates
 from joinery_operator.manifests.pods import (
@@ -27,6 +22,14 @@ from joinery_operator.manifests.pods import (
 )
 from joinery_operator.manifests.policy import forbidden_requests
 from joinery_operator.manifests.spark import spark_problems
+from joinery_operator.manifests.stored import (
+    config_map,
+    stored_driver,
+    stored_job,
+    stored_pod_defaults,
+    stored_service_account,
+    stored_templates,
+)
 from joinery_operator.revision import ManifestError
 
 __all__ = [
@@ -52,6 +55,7 @@ __all__ = [
     "scale_annotation",
     "service",
     "spark_problems",
+    "stored_driver",
     "stored_job",
     "stored_pod_defaults",
     "stored_service_account",

@@ -4,11 +4,12 @@ about it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 from urllib.parse import urlsplit
 
 from joinery_operator.decision import Manifest
-from joinery_operator.manifests.objects import FILES, page_url
+from joinery_operator.manifests.objects import page_url
 from joinery_operator.manifests.pod_base import (
     CONFIG,
     CONTAINER_SECURITY,
@@ -21,6 +22,7 @@ from joinery_operator.manifests.pod_base import (
     SCRATCH_ENV,
     SCRATCH_MOUNT,
     SCRATCH_VOLUME,
+    by_key,
     field_env,
     identity,
     job_mount,
@@ -34,6 +36,7 @@ from joinery_operator.manifests.pod_base import (
 from joinery_operator.manifests.policy import forbidden_properties_env
 from joinery_operator.manifests.spark import (
     MASTER,
+    MOUNTED_FILES,
     UI_PORT,
     defaults_file,
     driver_memory,
@@ -65,20 +68,10 @@ _PROBE_EVERY, _PROBE_TIMEOUT = 10, 5
 _USUAL_SCRATCH = "512Mi"
 
 
-def driver_pod(
-    revision: JobRevision,
-    attempt: int,
-    scale: Scale | None = None,
-    *,
-    executors: int | None = None,
-    migrate: str | None = None,
-    abandon_state: bool = False,
-) -> Manifest:
-    """Return the pod of one attempt. `scale` is the scale asked for now (None: the revision's); `executors` is the
-    number that the driver before it had asked Spark for. `migrate` names the savepoint that is pinned before the state
-    is migrated (with `abandon_state`: left behind). Raises ManifestError."""
-    settings, scale = revision.settings, scale or scale_of(revision.job)
-    page_host = urlsplit(page_url(revision.resource, settings) or "").hostname
+def driver_base(revision: JobRevision) -> Manifest:
+    """Return what the driver pods of all attempts have in common: a pod merged of the job's template, the
+    installation's defaults and what this release adds. Raises ManifestError."""
+    settings = revision.settings
     alive, ready = _http_get("/healthz"), _http_get("/readyz")
     container = {
         **_build_container(revision),
@@ -98,9 +91,6 @@ def driver_pod(
         # A variable and not an argument, which an image of an earlier release would not know.
         *field_env(JOINERY_STATUS_HOST="status.podIP"),
         {"name": "JOINERY_STATUS_PORT", "value": str(settings.status_port)},
-        # The name under which browsers see the job's page.
-        *([{"name": "JOINERY_STATUS_NAMES", "value": page_host}] if page_host else ()),
-        {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision, attempt, scale, executors)},
         {"name": SCALE_FILE, "value": f"{_SCALE_FOLDER}/{_SCALE}"},
         KEY_ENV,
         *_own_groups_env(revision),
@@ -110,15 +100,48 @@ def driver_pod(
         KEY_MOUNT,
         {"name": _SCALE, "mountPath": _SCALE_FOLDER, "readOnly": True},
     ]
-    pod = _build_pod(
-        revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt, runs_spark=True
-    )
+    pod = _merged_pod(revision, {"labels": {}}, container, runs_spark=True)
     pod["spec"]["terminationGracePeriodSeconds"] = settings.stop_grace_seconds
     pod["spec"]["volumes"].append(_SCALE_VOLUME)
-    pod["metadata"].setdefault("annotations", {}).update(scale_annotation(scale))
+    return pod
+
+
+def driver_pod(
+    revision: JobRevision,
+    attempt: int,
+    scale: Scale | None = None,
+    *,
+    executors: int | None = None,
+    migrate: str | None = None,
+    abandon_state: bool = False,
+) -> Manifest:
+    """Return the pod of one attempt: the revision's stored one, with what belongs to the attempt. `scale` is the scale
+    asked for now (None: the revision's); `executors` is the number that the driver before it had asked Spark for.
+    `migrate` names the savepoint that is pinned before the state is migrated (with `abandon_state`: left behind).
+    Raises ManifestError."""
+    scale = scale or scale_of(revision.job)
+    stored = driver_base(revision) if revision.driver is None else deepcopy(dict(revision.driver))
+    metadata, spec = stored["metadata"], stored["spec"]
+    name = ChildNames(revision.resource).driver(attempt)
+    own = _pod_metadata(revision, "driver", name, attempt)
+    annotations = {**(metadata.get("annotations") or {}), **scale_annotation(scale)}
+    own |= {"labels": {**(metadata.get("labels") or {}), **own["labels"]}, "annotations": annotations}
+    container, *beside = spec["containers"]
+    page_host = urlsplit(page_url(revision.resource, revision.settings) or "").hostname
+    attempt_env = [
+        {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision, attempt, scale, executors)},
+        *_owner_env(revision),
+        # The name under which browsers see the job's page. Its Ingress follows the installation, so this does too.
+        *([{"name": "JOINERY_STATUS_NAMES", "value": page_host}] if page_host else ()),
+    ]
+    container = {**container, "env": by_key(container.get("env") or (), attempt_env, "name")}
+    # An account that was renamed does not exist under its old name.
+    account = {"serviceAccountName": revision.job.spec.spark.service_account or revision.settings.service_account}
+    pod = {**stored, "metadata": own, "spec": {**spec, **account, "containers": [container, *beside]}}
     if migrate is not None:
         arguments = [_COMMAND, "state", "migrate", _JOB, "--savepoint", migrate, *(["--anew"] if abandon_state else [])]
-        pod["spec"].setdefault("initContainers", []).append(_migrate_container(pod["spec"]["containers"][0], arguments))
+        first = [*(spec.get("initContainers") or ()), _migrate_container(container, arguments)]
+        pod["spec"]["initContainers"] = first
     return pod
 
 
@@ -171,7 +194,7 @@ def check_manifests(revision: JobRevision) -> None:
     """Raise ManifestError for faults that neither the models nor the API server find."""
     defaults_file(revision)
     executor_template(revision)
-    driver_pod(revision, 1)
+    driver_base(revision)
 
 
 def _build_pod(
@@ -181,24 +204,35 @@ def _build_pod(
     container: Manifest,
     attempt: int | None = None,
     *,
-    runs_spark: bool = False,
     owner: Manifest | None = None,
 ) -> dict[str, Any]:
-    resource, spark = revision.resource, revision.job.spec.spark
+    """Return a pod that works on the state and ends."""
+    container = {**container, "env": [*container["env"], *_owner_env(revision)]}
+    return _merged_pod(revision, _pod_metadata(revision, role, name, attempt, owner), container, runs_spark=False)
+
+
+def _pod_metadata(
+    revision: JobRevision, role: Role, name: str, attempt: int | None, owner: Manifest | None = None
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "namespace": revision.resource["metadata"]["namespace"],
+        "labels": labels(revision.resource, role, attempt, revision.revision),
+        "ownerReferences": [owner_reference(owner or revision.resource)],
+    }
+
+
+def _merged_pod(revision: JobRevision, metadata: Manifest, container: Manifest, *, runs_spark: bool) -> dict[str, Any]:
+    spark = revision.job.spec.spark
     operator_pod = {
-        "metadata": {
-            "name": name,
-            "namespace": resource["metadata"]["namespace"],
-            "labels": labels(resource, role, attempt, revision.revision),
-            "ownerReferences": [owner_reference(owner or resource)],
-        },
+        "metadata": metadata,
         "spec": {
             **identity(spark, revision.settings, token=runs_spark),
             **placement_fields(spark.driver),
             "restartPolicy": "Never",
             "enableServiceLinks": False,
             "volumes": [
-                job_volume(ChildNames(resource).config_map(revision.revision)),
+                job_volume(ChildNames(revision.resource).config_map(revision.revision)),
                 SCRATCH_VOLUME,
                 *([KEY_VOLUME] if runs_spark else ()),
                 *secret_volumes(revision.job.spec),
@@ -213,9 +247,14 @@ def _build_pod(
     )
 
 
+def _owner_env(revision: JobRevision) -> list[dict[str, str]]:
+    """For whom the pod works on the state. Without a cluster, a person asks (`kubectl joinery`)."""
+    if not revision.settings.cluster:
+        return []
+    return [{"name": STATE_OWNER, "value": revision.owner_candidate.model_dump_json(exclude_defaults=True)}]
+
+
 def _build_container(revision: JobRevision) -> dict[str, Any]:
-    # For whom the pod works on the state. Without a cluster, a person asks (`kubectl joinery`).
-    owner = revision.owner_candidate.model_dump_json(exclude_defaults=True) if revision.settings.cluster else None
     return {
         "name": MAIN_CONTAINER,
         "image": revision.image,
@@ -230,12 +269,11 @@ def _build_container(revision: JobRevision) -> dict[str, Any]:
             {"name": ENDING_FILE, "value": _ENDING},
             {"name": "JOINERY_REVISION", "value": revision.revision},
             {"name": STORED_JOB, "value": "true"},
-            *([{"name": STATE_OWNER, "value": owner}] if owner else ()),
             forbidden_properties_env(revision.settings),
             RACK_ENV,
         ],
         "volumeMounts": [
-            *(job_mount(file) for file in FILES),
+            *(job_mount(file) for file in MOUNTED_FILES),
             SCRATCH_MOUNT,
             *secret_mounts(revision.job.spec),
         ],

@@ -82,6 +82,7 @@ def executor_overhead(heap: int, cores: int, bytes_per_epoch: int) -> int:
 MASTER = "k8s://https://kubernetes.default.svc"
 EXECUTOR_FILE = "executor.yaml"
 DEFAULTS_FILE = "spark-defaults.conf"
+MOUNTED_FILES = (JOB_FILE, DEFAULTS_FILE, EXECUTOR_FILE)
 UI_PORT = 4040
 # Spark's own defaults on Kubernetes, set explicitly so that a NetworkPolicy can name them.
 DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079

@@ -15,6 +15,7 @@ from joinery_operator.manifests import (
     forbidden_requests,
     pods_in_templates,
     spark_problems,
+    stored_driver,
     stored_job,
     stored_pod_defaults,
     stored_templates,
@@ -115,7 +116,8 @@ def validated_job(observed: Observed, status: Status) -> DesiredJob:
         defaults = (
             pod_defaults(observed.settings.pod_defaults) if config_map is None else stored_pod_defaults(config_map)
         )
-        revision = JobRevision(job, resource, name, image, observed.settings, observed.templates, defaults)
+        driver = stored_driver(config_map)
+        revision = JobRevision(job, resource, name, image, observed.settings, observed.templates, defaults, driver)
         if not_allowed := tuple(map(str, forbidden_requests(revision))):
             return DesiredJob(None, problems=not_allowed, reason="NotAllowed")
         check_manifests(revision)
@@ -133,7 +135,8 @@ def stored_revision(observed: Observed, name: str, image: str) -> JobRevision | 
     templates = stored_templates(config_map)
     # An earlier release stored no templates: its revisions take them as they are now.
     templates = observed.templates if templates is None else templates
-    return JobRevision(*stored, name, image, observed.settings, templates, stored_pod_defaults(config_map))
+    defaults, driver = stored_pod_defaults(config_map), stored_driver(config_map)
+    return JobRevision(*stored, name, image, observed.settings, templates, defaults, driver)
 
 
 def _revision_names(observed: Observed, job: Job, image: str) -> tuple[str, ...]:
