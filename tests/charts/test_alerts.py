@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from charts.rendering import CHART
+from charts.rendering import CHART, NAMESPACE, Chart
 from joinery_devkit.prometheus import fired_alerts
 
 pytestmark = pytest.mark.services
@@ -50,6 +51,26 @@ def test_an_operator_that_is_down_is_told() -> None:
     assert alerts_of({'joinery_operator_healthy{pod="operator-1"}': "1x10 0x170"}) == {"JoineryOperatorDown": 16}
     another = {'joinery_operator_healthy{pod="operator-2"}': "1x180"}
     assert alerts_of({'joinery_operator_healthy{pod="operator-1"}': "1x10 _x170", **another}) == {}
+
+
+def test_another_installations_operator_does_not_hide_that_one_is_down(chart: Chart, tmp_path: Path) -> None:
+    """They work on jobs of other classes."""
+    rules = tmp_path / "alerts.yaml"
+    rules.write_text(yaml.safe_dump(chart.render({"metrics.alerts.enabled": True}).of("PrometheusRule")[0]["spec"]))
+
+    def operator(namespace: str, pod: str, samples: str) -> dict[str, str]:
+        return {f'joinery_operator_healthy{{namespace="{namespace}",pod="{pod}"}}': samples}
+
+    others = {
+        **operator("joinery-blue", "joinery-operator-6d5f-b7k2p", "1x180"),
+        **operator(NAMESPACE, "joinery-blue-operator-6d5f-b7k2p", "1x180"),
+    }
+    own = operator(NAMESPACE, "joinery-operator-7f9c-x2v4q", "1x10 0x170")
+    replaced = own | operator(NAMESPACE, "joinery-operator-7f9c-m3n8z", "0x10 1x170")
+    (alert,) = fired_alerts(rules, HEALTHY | others | own, 60)
+    assert (alert.minute, alert.alert) == (16, "JoineryOperatorDown")
+    assert alert.labels["namespace"] == NAMESPACE
+    assert fired_alerts(rules, HEALTHY | others | replaced, 60) == []
 
 
 def test_an_operator_that_cannot_act_or_see_is_told() -> None:

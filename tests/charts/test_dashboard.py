@@ -74,6 +74,12 @@ def test_the_alerts_are_those_of_the_documentation_and_ask_for_metrics_that_exis
         expression for row in table.splitlines() for expression in re.findall(r"`([^`]+)`", row.rpartition(" | ")[0])
     ]
     assert [rule["expr"] for rule in rules] == documented_expressions
+    of_another_release = chart.render(on, "blue").one("PrometheusRule", "blue-joinery")["spec"]["groups"][0]["rules"]
+    assert (
+        of_another_release[0]["expr"]
+        == 'absent(joinery_operator_healthy{namespace="joinery-system",pod=~"blue-joinery-operator-[^-]+-[^-]+"} == 1)'
+    )
+    assert of_another_release[1:] == rules[1:]
     assert len({rule["alert"] for rule in rules}) == len(rules) > 8
     metrics = {name for rule in rules for name, _ in _SELECTOR.findall(rule["expr"])}
     assert metrics <= samples.keys()

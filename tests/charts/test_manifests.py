@@ -333,6 +333,8 @@ def test_monitors_find_operator_and_drivers(chart: Chart) -> None:
     assert drivers["podMetricsEndpoints"][0]["port"] == "status"
     namespaced = chart.render({**on, "watch.namespaces": ["jobs"]})
     assert namespaced.one("PodMonitor", "joinery-drivers")["spec"]["namespaceSelector"] == {"matchNames": ["jobs"]}
+    second = chart.render({"metrics.podMonitor": {"enabled": True, "drivers": False}})
+    assert [monitor["metadata"]["name"] for monitor in second.of("PodMonitor")] == ["joinery-operator"]
 
 
 def test_the_dashboard_is_whole(chart: Chart) -> None:

@@ -52,6 +52,14 @@ def test_the_chart_is_well_made(chart: Chart) -> None:
         ({"drivers.proxy.http": "proxy:3128"}, "proxy"),
         ({"drivers.caBundle.configMap": "Not A Name"}, "configMap"),
         ({"drivers.tolerations": {"key": "a"}}, "tolerations"),
+        ({"drivers.tolerations": [{"keys": "a"}]}, "keys"),
+        ({"drivers.tolerations": [{"effect": "Never"}]}, "effect"),
+        ({"watch.selector": "team in risk"}, "selector"),
+        ({"watch.selector": "team=risk,"}, "selector"),
+        ({"jobPage.url": "https://joinery.example.com:8443/{name}/"}, "url"),
+        ({"jobPage.url": "https://joinery.example.com/{job}/{name}/"}, "url"),
+        ({"jobPage.url": "https://joinery.example.com/{name}"}, "url"),
+        ({"jobPage.url": "https://joinery.example.com/{namespace}/"}, "url"),
         ({"drivers.podSecurity": {"runAsUser": 0}}, "runAsUser"),
         ({"drivers.podSecurity": {"runAsNonRoot": False}}, "runAsNonRoot"),
         ({"drivers.podSecurity": {"privileged": True}}, "privileged"),
@@ -64,6 +72,22 @@ def test_wrong_values_are_refused_by_name(chart: Chart, values: dict[str, Any], 
         chart.render(values)
     assert "values don't meet the specifications of the schema" in str(refusal.value)
     assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"watch.selector": "team in (risk, fraud),!test,tier!=dev,example.com/a == b,c"},
+        {"watch.selector": "team notin (risk)"},
+        {"jobPage.url": "https://{name}.{namespace}.example.com/"},
+        {"jobPage.url": "http://joinery.example.com/jobs/{namespace}/{name}/page/"},
+        {"drivers.tolerations": [{"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}]},
+        {"drivers.tolerations": [{"operator": "Exists"}, {"key": "a", "value": "b"}]},
+    ],
+)
+def test_what_the_schema_takes_the_operator_reads(chart: Chart, values: dict[str, Any]) -> None:
+    """Otherwise the operator would end at its start, again and again."""
+    read_settings(chart.render(values).environment)
 
 
 def test_the_schema_knows_every_default_and_nothing_else() -> None:
