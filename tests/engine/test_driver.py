@@ -888,6 +888,23 @@ def test_savepoints_are_made_from_time_to_time_and_the_newest_are_kept(tmp_path:
     assert pins[6] == ["by-hand", "periodic-14", "periodic-8"]
 
 
+def test_a_clock_that_is_set_back_delays_no_savepoint_and_loses_none(tmp_path: Path) -> None:
+    text = INNER.replace('"checkpointInterval"', '"savepoints": {"every": "150ms", "keep": 2}, "checkpointInterval"')
+    world = type("SavingWorld", (World,), {"job_text": text})(tmp_path)
+    ahead, pins = 3_600_000, []
+    world.store._clock = lambda: world.now_ms + ahead
+    driver = started(world)
+    for number in range(4):
+        fill(world, 2, first=2 * number)
+        epoch(driver)
+        world.now_ms += 200
+        checkpoint(driver)
+        pins.append([pin.name for pin in world.store.savepoints(world.job.name)])
+        ahead = 0
+    world.close()
+    assert pins == [["periodic-2"], ["periodic-2", "periodic-4"], ["periodic-4", "periodic-6"], ["periodic-6", "periodic-8"]]
+
+
 THERE = StoreIdentity("there", "host b, database s")
 
 

@@ -96,6 +96,16 @@ def test_a_schema_whose_text_is_too_deep_or_too_long_makes_dead_letters(served: 
     assert says in decode(served, "avro", served.add(text)).bad[0].reason
 
 
+def test_a_schema_that_is_too_long_to_be_read_makes_dead_letters(
+    served: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting does not make it shorter. It may be the one that a start asks for."""
+    monkeypatch.setattr(client, "_MOST_BYTES", 100_000)
+    number = served.add(AVRO | {"doc": "x" * 100_000})
+    Schemas.of(model(served, "avro")).check()
+    assert "schema 1: the answer has more than 100,000 bytes" in decode(served, "avro", number).bad[0].reason
+
+
 def test_a_number_that_the_registry_does_not_have_is_asked_for_again_after_a_while(served: Registry) -> None:
     now = [0.0]
     own = Schemas.of(model(served, "avro"))

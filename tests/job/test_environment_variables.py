@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,33 @@ def test_a_value_in_quotes_stays_text_and_a_doubled_dollar_stays_a_dollar() -> N
     job = parse_job(text, "job.yaml", environment={"TOPIC": "7"})
     assert job.inputs[0].kafka is not None
     assert (job.inputs[0].kafka.topic, job.inputs[0].kafka.properties) == ("7", {"client.id": "${X}"})
+
+
+@pytest.mark.parametrize(
+    ("written", "environment"),
+    [
+        ('"\\ud83d"', {}),  # half of a pair
+        ('"\\ude00\\ud83d"', {}),  # a pair in the wrong order
+        ("${NAME}", {"NAME": os.fsdecode(b"Z\xfcrich")}),  # Latin-1, which is not UTF-8
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_half_of_a_character_is_refused_where_it_is(written: str, environment: dict[str, str], as_json: bool) -> None:
+    text = edited("topic: orders\n", f"topic: {written}\n")
+    if as_json:
+        document = YAML(typ="safe", pure=True).load(edited("topic: orders\n", "topic: HERE\n"))
+        text = json.dumps(document).replace('"HERE"', written if written[0] == '"' else f'"{written}"')
+    with pytest.raises(JobError) as caught:
+        parse_job(text, "job", environment=environment)
+    assert [problem.path for problem in caught.value.problems] == ["spec.inputs[0].kafka.topic"]
+    assert "half of a surrogate pair" in str(caught.value).encode().decode()
+
+
+def test_a_character_that_json_writes_as_two_escapes_is_one_in_yaml_too() -> None:
+    text = edited("topic: orders\n", 'topic: orders\n        properties: {client.id: "\\ud83d\\ude00"}\n')
+    job = parse_job(text, "job.yaml")
+    assert job.inputs[0].kafka is not None
+    assert job.inputs[0].kafka.properties == {"client.id": "\U0001f600"}
 
 
 def test_every_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

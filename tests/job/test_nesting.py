@@ -58,6 +58,17 @@ def in_sql(condition: str) -> dict[str, Any]:
     return chains.document(inputs=[chains.ORDERS, chains.PAYMENTS], sql=sql)
 
 
+def in_columns_of_sql(expression: str) -> dict[str, Any]:
+    bound = "payments.ts BETWEEN orders.ts AND orders.ts + INTERVAL '1' DAY"
+    sql = f"SELECT {expression} AS x FROM orders JOIN payments ON orders.id = payments.order_id AND {bound}"
+    return chains.document(inputs=[chains.ORDERS, chains.PAYMENTS], sql=sql)
+
+
+def in_groups_of_sql(expression: str) -> dict[str, Any]:
+    text = expression.replace("orders.amount", "price")
+    return sessions.in_sql(f"SELECT {text} AS x, COUNT(*) AS n FROM clicks GROUP BY {text}, SESSION(ts, INTERVAL '1' HOUR)")
+
+
 def of_sessions(field: str) -> Callable[[str], dict[str, Any]]:
     def written(text: str) -> dict[str, Any]:
         text = text.replace("orders.amount", "price")
@@ -70,6 +81,8 @@ PLACES: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "where of a join": ("spec.joins[0].where", joined),
     "select of a join": ("spec.select[0].expression", selected),
     "SQL": ("spec.sql", in_sql),
+    "columns of SQL": ("spec.sql", in_columns_of_sql),
+    "groups of SQL": ("spec.sql", in_groups_of_sql),
     "where of sessions": ("spec.where", of_sessions("where")),
     "compute": ("spec.compute[0].expression", of_sessions("compute")),
 }
@@ -93,6 +106,20 @@ def test_so_is_one_with_too_many_operators(location: str, form: str) -> None:
     path, written = PLACES[location]
     messages = problems(written(WIDE[form](2_000)))
     assert SAYS in messages[path]
+
+
+@every_location
+@pytest.mark.parametrize(
+    "text",
+    [f"{'9' * 5_000} > orders.amount", f"orders.amount > 1.{'5' * 5_000}", f"CAST(1 AS DECIMAL({'9' * 5_000})) > 1"],
+    ids=["a whole number", "a decimal", "a type"],
+)
+def test_so_is_a_number_that_python_does_not_read(location: str, text: str) -> None:
+    path, written = PLACES[location]
+    messages = problems(written(text))
+    assert list(messages) == [path]
+    assert "a number has 5,00" in messages[path]
+    assert len(messages[path]) < 700
 
 
 @pytest.mark.parametrize("form", NESTED)

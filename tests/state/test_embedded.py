@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.errors import EnvironmentProblem, NoRoom
 from joinery_runtime.state import embedded, postgres_server
 from joinery_runtime.state.embedded import embedded_postgres, start_ahead
 from joinery_runtime.state.postgres import PostgresStore
@@ -210,6 +210,16 @@ def test_a_server_that_does_not_start_is_explained(tmp_path: Path) -> None:
         pass
 
 
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        words = 'initdb: error: could not write file "/proc/self/cwd/PG_VERSION": No space left on device\n'
+        raise subprocess.CalledProcessError(1, ["initdb"], stderr=words)
+
+    monkeypatch.setattr(postgres_server, "create_cluster", fail)
+    with pytest.raises(NoRoom, match=rf"^There is no room in {tmp_path} for the embedded Postgres: initdb.*JOINERY_HOME"):
+        embedded_postgres(tmp_path).__enter__()
+
+
 @pytest.mark.parametrize("name", ["a\nb", "a\x1fb"])
 def test_a_path_that_the_server_does_not_take_is_refused(tmp_path: Path, name: str) -> None:
     with (
@@ -233,14 +243,32 @@ def test_any_other_path_will_do_whatever_its_length(tmp_path: Path, cluster: Pat
     assert socket == tmp_path / name / "socket" or not socket.exists()
 
 
-@pytest.mark.parametrize("variable", ["PGPORT", "PGUSER", "PGDATA", "PGOPTIONS"])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PGPORT", "7777"), ("PGUSER", "elsewhere"), ("PGDATA", "elsewhere"), ("PGOPTIONS", "-c no_such_setting=1"),
+        ("PGHOSTADDR", "127.0.0.1"), ("PGCHANNELBINDING", "require"), ("PGGSSENCMODE", "require"),
+        ("PGTARGETSESSIONATTRS", "standby"), ("PGSSLMODE", "verify-full"),
+    ],
+)  # fmt: skip
 def test_what_the_environment_says_of_another_postgres_is_nothing_to_it(
-    tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+    tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     shutil.copytree(cluster, tmp_path / "data")
-    monkeypatch.setenv(variable, {"PGPORT": "7777", "PGOPTIONS": "-c work_mem=1MB"}.get(variable, "elsewhere"))
+    monkeypatch.setenv(variable, value)
     with embedded_postgres(tmp_path) as dsn, psycopg.connect(dsn) as connection:
         assert connection.info.user == "postgres"
+
+
+@pytest.mark.parametrize("locale", ["xx_XX.UTF-8", "de_DE.ISO-8859-1", "C"])
+def test_a_locale_that_the_machine_lacks_is_nothing_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locale: str
+) -> None:
+    for variable in ("LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.setenv(variable, locale)
+    for _ in range(2):
+        with embedded_postgres(tmp_path) as dsn, psycopg.connect(dsn) as connection:
+            assert connection.execute("SELECT upper('zürich'), 'Z' < 'a'").fetchone() == ("ZÜRICH", True)
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

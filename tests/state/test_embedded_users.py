@@ -83,6 +83,17 @@ def test_the_folder_of_the_socket_and_the_data_are_closed_and_nothing_above_is_o
     assert [path.stat().st_mode for path in folder.parents] == before
 
 
+def test_a_new_folder_is_closed_to_others_whatever_the_umask(cluster: Path, tmp_path: Path) -> None:
+    home = tmp_path / "user" / ".joinery"
+    before = os.umask(0)
+    try:
+        with embedded_postgres(home / "postgres"):
+            pass
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) & 0o066 for path in (home.parent, home, home / "postgres")] == [0, 0, 0]
+
+
 def test_a_folder_of_an_earlier_release_that_let_everybody_in_is_taken_over(folder: Path) -> None:
     fill(folder)
     (folder / "data" / "pg_hba.conf").write_text("local all all trust\nhost all all 127.0.0.1/32 trust\n")

@@ -38,7 +38,14 @@ def recoded(request: pytest.FixtureRequest, dsn: str) -> Iterator[str]:
         connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
-@pytest.mark.parametrize("variable", [{"PGCLIENTENCODING": "LATIN1"}, {"PGOPTIONS": "-c client_encoding=WIN1252"}])
+@pytest.mark.parametrize(
+    "variable",
+    [
+        {"PGCLIENTENCODING": "LATIN1"},
+        {"PGOPTIONS": "-c client_encoding=WIN1252"},
+        {"PGOPTIONS": "-c quote_all_identifiers=on"},
+    ],
+)
 def test_text_arrives_as_it_was_whatever_the_environment_says(
     dsn: str, schema: str, monkeypatch: pytest.MonkeyPatch, variable: dict[str, str]
 ) -> None:

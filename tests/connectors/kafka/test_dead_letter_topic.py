@@ -109,6 +109,13 @@ def test_a_row_that_does_not_fit_is_shown(kafka_broker, writer: Writer) -> None:
         writer(KafkaTarget(topic, kafka_broker.bootstrap)).write(attempt(), rows)
 
 
+@both
+def test_a_topic_that_takes_no_facts_is_told_from_an_output(kafka_broker, writer: Writer) -> None:
+    with pytest.raises(SinkError, match=r"^Dead-letter topic .*Raise max\.message\.bytes of the topic, to") as refusal:
+        write(kafka_broker, writer, letters(b"{"), topic={"max.message.bytes": "100"})
+    assert "go to spec.deadLetter" not in str(refusal.value)
+
+
 def test_an_error_names_its_topic(kafka_broker) -> None:
     """Both topics share producers if the job's settings do."""
     topics = [next(_names), next(_names)]

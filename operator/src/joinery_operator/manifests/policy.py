@@ -123,7 +123,8 @@ def _is_covered(patterns: Sequence[str], path: str) -> bool:
 # --- Spark's settings -------------------------------------------------------------------------------------------------
 
 # None of them names a class, a file that is read, a module, an identity or options of a process. `_VALUES` has those
-# with which only some values are harmless.
+# with which only some values are harmless. A `*` stands at the end alone: in the middle it would also stand for the
+# name of a secret, a variable or a volume (`spark.kubernetes.executor.secretKeyRef.NAME.limit.cores`).
 _CODECS = frozenset({"lz4", "lzf", "snappy", "zstd"})
 _VALUES = {
     # Whoever reaches the port of a driver that does not ask for the secret runs code in it.
@@ -134,8 +135,8 @@ _VALUES = {
 }
 _SPARK_SETTINGS = tuple(
     """
-    spark.io.encryption.* spark.network.crypto.cipher spark.ssl.rpc.enabled
-    spark.ssl.rpc.openSslEnabled spark.broadcast.* spark.cleaner.* spark.dynamicAllocation.*
+    spark.io.encryption.enabled spark.io.encryption.keySizeBits spark.io.encryption.keygen.algorithm
+    spark.network.crypto.cipher spark.ssl.rpc.enabled spark.ssl.rpc.openSslEnabled spark.broadcast.* spark.cleaner.* spark.dynamicAllocation.*
     spark.driver.maxResultSize spark.driver.memory* spark.executor.memory* spark.eventLog.* spark.excludeOnFailure.*
     spark.executor.failuresValidityInterval spark.executor.heartbeatInterval spark.executor.maxNumFailures
     spark.executor.processTreeMetrics.enabled spark.io.compression.* spark.kryoserializer.buffer*
@@ -149,9 +150,11 @@ _SPARK_SETTINGS = tuple(
     spark.shuffle.reduceLocality.enabled spark.shuffle.sort.bypassMergeThreshold spark.sql.session.timeZone
     spark.sql.shuffle.partitions spark.storage.memory* spark.task.* spark.ui.enabled spark.ui.retained*
     spark.ui.liveUpdate.* spark.ui.reverseProxy* spark.ui.timeline.* spark.ui.showConsoleProgress
-    spark.kubernetes.*.limit.cores spark.kubernetes.*.request.cores spark.kubernetes.allocation.batch.*
+    spark.kubernetes.driver.limit.cores spark.kubernetes.executor.limit.cores
+    spark.kubernetes.driver.request.cores spark.kubernetes.executor.request.cores spark.kubernetes.allocation.batch.*
     spark.kubernetes.allocation.executor.timeout spark.kubernetes.allocation.maxPendingPods
-    spark.kubernetes.*node.selector.* spark.kubernetes.executor.apiPollingInterval
+    spark.kubernetes.node.selector.* spark.kubernetes.driver.node.selector.*
+    spark.kubernetes.executor.node.selector.* spark.kubernetes.executor.apiPollingInterval
     spark.kubernetes.executor.deleteOnTermination spark.kubernetes.executor.enable*
     spark.kubernetes.executor.eventProcessingInterval spark.kubernetes.executor.missingPodDetectDelta
     spark.kubernetes.memoryOverheadFactor spark.kubernetes.local.dirs.tmpfs
@@ -214,6 +217,7 @@ _EXPLICIT = (
     "spec.securityContext",
     "spec.volumes[*].hostPath",
     "spec.volumes[*].projected.sources[].serviceAccountToken",
+    "spec.volumes[*].projected.sources[].podCertificate",
     *(
         f"spec.{containers}[*].{name}"
         for containers in _CONTAINERS

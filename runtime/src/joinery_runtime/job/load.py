@@ -18,7 +18,7 @@ from joinery_runtime.errors import JobError, Problem
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.base import AS_STORED, NO_UNIT, PLAIN_NUMBERS
-from joinery_runtime.job.model.document import Document, plain_json, read_documents
+from joinery_runtime.job.model.document import NO_CHARACTER, Document, plain_json, read_documents
 from joinery_runtime.job.model.draft import Finding, dig, path_text
 from joinery_runtime.job.model.problems import findings
 from joinery_runtime.job.model.resource import API_VERSION, RULES_BROKEN, Job
@@ -131,6 +131,7 @@ def parse_job(
         ]
         raise JobError(source, unset)
     mistakes = list(_check_identity(document))
+    mistakes += ((at, NO_CHARACTER) for at in document.halves)
     if not mistakes:
         rules = AS_STORED if as_stored else PLAIN_NUMBERS if plain_numbers else {}
         job = _validate(document.data, base, rules)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.errors import EnvironmentProblem, NoRoom, says_full
 from joinery_runtime.state import postgres_server
 from joinery_runtime.state.postgres_server import ServerUser
 
@@ -101,7 +101,10 @@ def _hold_lock(directory: Path) -> Iterator[None]:
     """Hold the lock under which one user at a time starts or stops the server of this directory."""
     with _this_process, ExitStack() as stack:
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            # Whatever the umask: who may write to a folder above the data could put other data in their place.
+            for folder in reversed([directory, *directory.parents]):
+                if not folder.exists():
+                    folder.mkdir(mode=0o700, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             lock = stack.enter_context(os.fdopen(os.open(directory / "lock", flags, 0o600), "w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -117,11 +120,12 @@ def _hold_lock(directory: Path) -> Iterator[None]:
 
 def _open_server(data: Path, pause: Callable[[float], None]) -> None:
     """Start the server unless it runs, admit this user to it, and count this process as one that uses it."""
+    directory = data.parent
     try:
         user = postgres_server.server_user(data)
         programs = postgres_server.find_programs(data, user)
         if user.stands_in:  # who enters this folder to its own; no folder above it
-            data.parent.chmod(data.parent.stat().st_mode | 0o011)
+            directory.chmod(directory.stat().st_mode | 0o011)
         _drop_stale_pid(data)
         if not (data / "PG_VERSION").exists():
             postgres_server.create_cluster(programs, data, user, _server_settings())
@@ -137,6 +141,13 @@ def _open_server(data: Path, pause: Callable[[float], None]) -> None:
         _uses[data] += 1
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
+        if says_full(str(reason)):
+            folder = Path(error.filename).parent if isinstance(error, OSError) and error.filename else directory
+            raise NoRoom(
+                f"There is no room in {folder} for the embedded Postgres",
+                facts=" ".join(str(reason).split()),
+                todo="Make room there and start again: nothing is lost. JOINERY_HOME names another folder for its data",
+            ) from error
         raise EnvironmentProblem(
             "The embedded Postgres did not start",
             facts=f"{reason}; its log is {data / 'log'}",

@@ -50,10 +50,16 @@ _GIVE_UP_SECONDS = 5
 _LAST_WORDS = 2_000  # characters
 _TEMPORARY = "joinery-socket-"
 
+# Postgres sorts text itself: a library of the machine may lack the locale that the environment names, as behind an ssh
+# that forwards LANG, and an update of the library may sort otherwise than the indexes do.
+_TEXT = ("--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
+_LOCALE = re.compile(r"LC_\w+|LANG|LANGUAGE")
 _PEERS = "local all all peer map=joinery"
 _LOGINS = f"""# Joinery: users of this machine log in by their name, nobody over the network. pg_ident.conf names them.
 {_PEERS}
 """
+# Settings that libpq would take from the environment (PGHOSTADDR, PGOPTIONS), where they are meant for another Postgres.
+_NO_DEFAULTS = "hostaddr=&options=&channel_binding=disable&gssencmode=disable&target_session_attrs=any"
 _OTHERWISE = "Run Joinery as another user than root, or name a Postgres in spec.stateStore.postgres"
 
 
@@ -156,10 +162,10 @@ def create_cluster(program_folder: Path, data: Path, user: ServerUser, settings:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(mode=0o700)
     user.own(draft)
-    command = [str(program_folder / "initdb"), "-D", _as_seen_by(user, draft), "-U", ROLE, "--encoding=UTF8"]
+    command = [str(program_folder / "initdb"), "-D", _as_seen_by(user, draft), "-U", ROLE]
     logins = ["--auth-local=peer", "--auth-host=reject"]
     subprocess.run(
-        [*command, *logins, *(f"--set={setting}" for setting in settings)],
+        [*command, *_TEXT, *logins, *(f"--set={setting}" for setting in settings)],
         cwd=draft,
         env=_server_environment(),
         check=True,
@@ -300,7 +306,7 @@ def server_dsn(data: Path) -> str:
     lines = (data / "postmaster.pid").read_text().splitlines()
     host = quote(str(socket_folder(data, lines)), safe="/")
     owner = quote(pwd.getpwuid(data.stat().st_uid).pw_name)
-    return f"postgresql://{ROLE}:@/{ROLE}?host={host}&port={lines[_PORT_LINE]}&requirepeer={owner}"
+    return f"postgresql://{ROLE}:@/{ROLE}?host={host}&port={lines[_PORT_LINE]}&requirepeer={owner}&{_NO_DEFAULTS}"
 
 
 def socket_folder(data: Path, lines: Sequence[str]) -> Path:
@@ -331,5 +337,7 @@ def _as_seen_by(user: ServerUser, folder: Path) -> str:
 
 def _server_environment() -> dict[str, str]:
     """Return this process's environment without what is meant for clients of another Postgres, and would change this
-    one."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    one; and without the user's locale, which initdb rejects where the machine does not have it."""
+    return {
+        name: value for name, value in os.environ.items() if not (name.startswith("PG") or _LOCALE.fullmatch(name))
+    }

@@ -156,8 +156,9 @@ def save_if_due(store: Savepoints, job: str, epoch: int, now_ms: int, *, every_m
     """Pins the state on `epoch`, committed at `now_ms` by the store's clock, unless the newest periodic savepoint is
     younger than `every_ms`. Deletes the oldest periodic savepoints beyond `keep`. May be repeated."""
     name = f"periodic-{epoch}"
-    pins = sorted((pin for pin in store.savepoints(job) if is_periodic(pin.name)), key=lambda pin: pin.created_at)
-    due = not pins or now_ms - pins[-1].created_at >= every_ms
+    # By epochs, which never repeat: a clock that was ahead and is right again gives newer savepoints earlier times.
+    pins = sorted((pin for pin in store.savepoints(job) if is_periodic(pin.name)), key=lambda pin: pin.epoch)
+    due = not pins or abs(now_ms - pins[-1].created_at) >= every_ms
     if due and name not in {pin.name for pin in pins}:
         pins.append(store.create_savepoint(job, name))
     for pin in pins[: max(0, len(pins) - keep)]:

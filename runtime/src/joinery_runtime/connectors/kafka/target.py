@@ -51,10 +51,6 @@ _NEWS_SECONDS = 2.0  # how much later than others a broker may learn of a new to
 _DELIVERY = ("delivery.timeout.ms", "message.timeout.ms")  # one property with two names
 _CHECK_LOGIN = "Check security.protocol and the sasl.* settings in kafka.properties"
 TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
-_RAISE_LIMITS = (
-    "Raise max.message.bytes of the topic, and message.max.bytes under kafka.properties; the epoch is run again. Rows "
-    "over message.max.bytes go to spec.deadLetter if the job names it, so a lower value lets it continue, too"
-)
 _CLIENT_LIMIT = 1_000_000  # librdkafka's message.max.bytes
 _FIXED_BYTES, _ESCAPED = 64, 6  # of a number or a time; of a byte of text in JSON
 _SHOWN_BYTES = 200
@@ -85,6 +81,11 @@ class KafkaTarget:
     have no such columns, and are written as they come."""
 
     TITLE: ClassVar[str] = "Output topic"
+    MAKE_ROOM: ClassVar[str] = (
+        "Raise max.message.bytes of the topic, and message.max.bytes under kafka.properties; the epoch is run again. "
+        "Rows over message.max.bytes go to spec.deadLetter if the job names it, so a lower value lets it continue, too"
+    )
+    """What to do about rows that are too large."""
 
     topic: str
     bootstrap_servers: str
@@ -287,7 +288,7 @@ class KafkaTarget:
         only in `errors`, which the client reports in the background."""
         if error.code() in TOO_LARGE:
             return RecordTooLarge(
-                f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=_RAISE_LIMITS
+                f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=self.MAKE_ROOM
             )
         if not is_unavailable(error):
             return self.problem(summary, facts, todo)
@@ -456,6 +457,10 @@ class DeadLetterTarget(KafkaTarget):
     """`most_bytes` is the size that a record may have, with its headers; 0: what the client takes."""
 
     TITLE: ClassVar[str] = "Dead-letter topic"
+    MAKE_ROOM: ClassVar[str] = (
+        "Raise max.message.bytes of the topic, to 10000 or more: a dead letter has facts beside the record's beginning; "
+        "the epoch is run again"
+    )
 
     most_bytes: int = 0
 

@@ -230,7 +230,8 @@ def _owner_comment(job: str) -> str:
 def columns_of(connection: psycopg.Connection[Any], table: sql.Identifier) -> dict[str, TableColumn]:
     """Return the columns of a table, in order. Empty if there is no such table."""
     rows = connection.execute(
-        "SELECT attname, pg_catalog.format_type(atttypid, atttypmod), "
+        # A role with quote_all_identifiers gets "text" in quotes.
+        "SELECT attname, pg_catalog.btrim(pg_catalog.format_type(atttypid, atttypmod), '\"'), "
         "attnotnull AND NOT atthasdef AND attidentity = '' FROM pg_catalog.pg_attribute "
         "WHERE attrelid = pg_catalog.to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         (table.as_string(connection),),

@@ -40,6 +40,7 @@ FEW_ROWS = 4_096
 
 _CHECKED = b"JOINERY3"
 _CHECKSUM_END = len(_CHECKED) + 8
+_FLIPPED_BITS = 8  # a byte
 _FILE = b"ARROW1"
 _TYPE, _FROM, _KEYS, _PARTITIONS = b"type", b"from", b"keys", b"partitions"
 _ZSTD_LEVEL = 1
@@ -65,6 +66,10 @@ def _content(blob: bytes | pa.Buffer) -> memoryview:
     """Return the bytes behind the checksum; all bytes of a blob without one."""
     view = memoryview(blob)
     if view[: len(_CHECKED)] != _CHECKED:
+        name = int.from_bytes(view[: len(_CHECKED)], "big")
+        # Of versions without a checksum, 17 bits and more are other ones.
+        if (name ^ int.from_bytes(_CHECKED, "big")).bit_count() <= _FLIPPED_BITS:
+            raise ValueError(f"its first bytes are {bytes(view[: len(_CHECKED)])!r}, which is {_CHECKED!r} damaged")
         return view
     noted, content = view[len(_CHECKED) : _CHECKSUM_END], view[_CHECKSUM_END:]
     digest = xxhash.xxh3_64_digest(content)

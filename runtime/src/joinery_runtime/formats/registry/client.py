@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,7 +34,11 @@ Answer = TypeVar("Answer")
 
 
 class SchemaRejected(Exception):
-    """The registry rejects a schema. The text says why."""
+    """The registry rejects a schema, or has one that is too long. The text says why."""
+
+
+class _LongSchema(Exception):
+    """A registry's answer is too long to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class Registry:
 
     def ask(self, ask: Callable[[], Answer], request: str) -> Answer | None:
         """Asks the registry and returns its answer; None if it does not have what was asked for. Messages call that
-        `request`. Raises SchemaRejected for a schema that the registry rejects."""
+        `request`. Raises SchemaRejected for a schema that the registry rejects, and for one that is too long."""
         from confluent_kafka.schema_registry import SchemaRegistryError  # noqa: PLC0415 - see `client`
 
         try:
@@ -89,7 +94,9 @@ class Registry:
                     todo=f"Check basic.auth.user.info in {self.setting}.propertiesSecretRef",
                 ) from error
             raise self._silence_error(facts) from error
-        except ValueError as error:  # an answer that is no JSON, or too long
+        except _LongSchema as error:
+            raise SchemaRejected(self._request_facts(request, error)) from error
+        except ValueError as error:  # an answer that is no JSON, or without an end
             raise self._no_registry(self._request_facts(request, error)) from error
         except Exception as error:  # from whatever HTTP library the client uses
             raise self._silence_error(self._request_facts(request, error)) from error
@@ -97,7 +104,8 @@ class Registry:
     def check(self, client: SchemaRegistryClient) -> None:
         """Asks the registry for any schema, to learn whether it is one and lets the job in. Raises as `ask` does."""
         try:
-            self.ask(lambda: client.get_schema(1), "schema 1")
+            with suppress(SchemaRejected):  # there is one
+                self.ask(lambda: client.get_schema(1), "schema 1")
         except self.problem as error:
             # A registry may deny this schema and allow those of the job.
             if getattr(error.__cause__, "http_status_code", None) != _FORBIDDEN:
@@ -130,13 +138,15 @@ class Registry:
 
 def _read_answer(response: Any) -> None:
     """Read the body of an answer (`httpx.Response`), which the client would read to its end however long it is. Raises
-    ValueError."""
+    ValueError, and _LongSchema if what is too long says that it is JSON: whoever may register a schema may register a
+    long one, and waiting does not make it shorter."""
     end, pieces, size = time.monotonic() + _MOST_SECONDS, [], 0
     for piece in response.iter_bytes(_PIECE):
         pieces.append(piece)
         size += len(piece)
         if size > _MOST_BYTES:
-            raise ValueError(f"the answer has more than {_MOST_BYTES:,} bytes")
+            of_registry = "json" in response.headers.get("Content-Type", "").lower()
+            raise (_LongSchema if of_registry else ValueError)(f"the answer has more than {_MOST_BYTES:,} bytes")
         if time.monotonic() > end:
             raise ValueError(f"the answer has not ended after {_MOST_SECONDS:g} s")
     response._content = b"".join(pieces)

@@ -19,18 +19,23 @@ from joinery_runtime.job.model.draft import Loc
 # Far more than any resource holds; stops a file that refers to itself by an alias, or multiplies by aliases.
 MAX_VALUES = 100_000
 _VARIABLE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+NO_CHARACTER = "has half of a surrogate pair (a byte of a variable that is not UTF-8, or half an escape): write whole text"
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 @dataclass(slots=True)
 class Document:
     """One YAML document. `lines` are 1-based, by path. `repeated` lists keys that a mapping holds twice, as path, line
-    and column. `unset` are environment variables that a value names but that are not set, with the value's path."""
+    and column. `unset` are environment variables that a value names but that are not set, with the value's path.
+    `halves` are the paths of texts with half of a surrogate pair, which nothing stores or prints: U+FFFD is there
+    instead."""
 
     data: Any = None
     lines: dict[Loc, int] = field(default_factory=dict)
     repeated: list[tuple[Loc, int, int]] = field(default_factory=list)
     unset: list[tuple[Loc, str]] = field(default_factory=list)
+    halves: list[Loc] = field(default_factory=list)
 
     def line(self, at: Loc) -> int | None:
         """Return the line of the place, or of the innermost part of its path that the file has."""
@@ -71,15 +76,16 @@ def read_documents(text: str, source: str, environment: Mapping[str, str] | None
 
 
 def plain_json(text: str) -> dict[str, Any] | None:
-    """Return the JSON object in the text, if YAML would read the same: no repeated key, NaN or environment variable.
-    Else None."""
+    """Return the JSON object in the text, if YAML would read the same: no repeated key, NaN or environment variable, no
+    half of a surrogate pair. Else None."""
     if not text.startswith("{") or "${" in text:
         return None
     try:
         document = json.loads(text, object_pairs_hook=_mapping_without_repeats, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return None
-    return document if isinstance(document, dict) else None
+    whole = "\\u" not in text or not _SURROGATE.search(json.dumps(document, ensure_ascii=False))
+    return document if whole and isinstance(document, dict) else None
 
 
 def _mapping_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -117,7 +123,19 @@ class _Reader:
         if self._environment is not None and isinstance(node, ScalarNode) and "${" in node.value:
             node = self._fill_variables(node, at, self._environment)
         # An unquoted date stays text: the models parse times themselves.
-        return node.value if node.tag == _TIMESTAMP else self._yaml.constructor.construct_object(node)
+        value = node.value if node.tag == _TIMESTAMP else self._yaml.constructor.construct_object(node)
+        return self._whole(value, at) if isinstance(value, str) else value
+
+    def _whole(self, text: str, at: Loc) -> str:
+        """Join surrogate pairs, which JSON writes as two escapes."""
+        if not _SURROGATE.search(text):
+            return text
+        units = text.encode("utf-16", "surrogatepass")
+        try:
+            return units.decode("utf-16")
+        except UnicodeDecodeError:
+            self._document.halves.append(at)
+            return units.decode("utf-16", "replace")
 
     def _fill_variables(self, node: ScalarNode, at: Loc, environment: Mapping[str, str]) -> ScalarNode:
         """Return the node with variables replaced. Without quotes the value may be a number or boolean, as if written
@@ -140,6 +158,7 @@ class _Reader:
         for key_node, value_node in node.value:
             # Resources are JSON objects: keys are text, even where YAML would read a number (`offsets: {0: 5}`).
             key = str(key_node.value) if isinstance(key_node, ScalarNode) else "(a list or mapping as key)"
+            key = self._whole(key, at)
             path, mark = (*at, key), key_node.start_mark
             if key in seen:
                 self._document.repeated.append((path, mark.line + 1, mark.column + 1))

@@ -21,6 +21,8 @@ MAX_NESTING = 30
 """Brackets, CASEs, NOTs and signs inside each other."""
 MAX_DEPTH = 300
 """Operators one after the other, such as conditions with AND between them."""
+MAX_DIGITS = 1_100
+"""Characters of a number: more than any double has, and fewer than Python reads as an integer."""
 TOO_DEEP = (
     f"is nested too deep: at most {MAX_NESTING} brackets, CASEs or NOTs may be inside each other, and {MAX_DEPTH} "
     "operators one after the other; write it in a simpler way, or into `compute` or several conditions"
@@ -43,8 +45,12 @@ class NotALengthError(ValueError):
 
 def parse_tree(text: str) -> exp.Expr:
     """Parse an expression. Raises SqlglotError."""
-    if too_deep(sqlglot.tokenize(text)) is not None:
+    tokens = sqlglot.tokenize(text)
+    if too_deep(tokens) is not None:
         raise TooDeepError(TOO_DEEP)
+    longest = max((len(token.text) for token in tokens if token.token_type == TokenType.NUMBER), default=0)
+    if longest > MAX_DIGITS:
+        raise ParseError(f"a number has {longest:,} characters; at most {MAX_DIGITS:,} are read")
     try:
         tree = sqlglot.parse_one(text, dialect=JoinerySql)
     except RecursionError:

@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from sqlglot import exp
+from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, parse_tree
@@ -98,6 +99,8 @@ def translate(
             return _translate(sql, tables, beside, stars)
     except RecursionError:
         return Translation((), [], (TOO_DEEP,))
+    except SqlglotError as error:  # of an expression in it, which is nested too deep or has too long a number
+        return Translation((), [], (str(error),))
 
 
 def fitting_stars(

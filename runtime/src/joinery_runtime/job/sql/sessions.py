@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from sqlglot import exp
+from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.model.expression_tree import TOO_DEEP
 from joinery_runtime.job.model.function_calls import declaring
@@ -40,6 +41,8 @@ def translate_sessions(sql: str, table: SqlInput, functions: tuple[str, ...] = (
             return _translate(sql, table)
     except RecursionError:
         return SessionTranslation(problems=(TOO_DEEP,))
+    except SqlglotError as error:  # see `joins.translate`
+        return SessionTranslation(problems=(str(error),))
 
 
 def _read_sessions(sql: str, columns: Mapping[str, Sequence[str]], report: Report) -> Query | None:
