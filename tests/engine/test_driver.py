@@ -902,7 +902,8 @@ def test_a_clock_that_is_set_back_delays_no_savepoint_and_loses_none(tmp_path: P
         pins.append([pin.name for pin in world.store.savepoints(world.job.name)])
         ahead = 0
     world.close()
-    assert pins == [["periodic-2"], ["periodic-2", "periodic-4"], ["periodic-4", "periodic-6"], ["periodic-6", "periodic-8"]]
+    assert pins[:2] == [["periodic-2"], ["periodic-2", "periodic-4"]]
+    assert pins[2:] == [["periodic-4", "periodic-6"], ["periodic-6", "periodic-8"]]
 
 
 THERE = StoreIdentity("there", "host b, database s")

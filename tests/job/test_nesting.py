@@ -66,7 +66,8 @@ def in_columns_of_sql(expression: str) -> dict[str, Any]:
 
 def in_groups_of_sql(expression: str) -> dict[str, Any]:
     text = expression.replace("orders.amount", "price")
-    return sessions.in_sql(f"SELECT {text} AS x, COUNT(*) AS n FROM clicks GROUP BY {text}, SESSION(ts, INTERVAL '1' HOUR)")
+    groups = f"{text}, SESSION(ts, INTERVAL '1' HOUR)"
+    return sessions.in_sql(f"SELECT {text} AS x, COUNT(*) AS n FROM clicks GROUP BY {groups}")
 
 
 def of_sessions(field: str) -> Callable[[str], dict[str, Any]]:

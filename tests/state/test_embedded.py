@@ -216,8 +216,9 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise subprocess.CalledProcessError(1, ["initdb"], stderr=words)
 
     monkeypatch.setattr(postgres_server, "create_cluster", fail)
-    with pytest.raises(NoRoom, match=rf"^There is no room in {tmp_path} for the embedded Postgres: initdb.*JOINERY_HOME"):
-        embedded_postgres(tmp_path).__enter__()
+    words = rf"^There is no room in {tmp_path} for the embedded Postgres: initdb.*JOINERY_HOME"
+    with pytest.raises(NoRoom, match=words), embedded_postgres(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1fb"])

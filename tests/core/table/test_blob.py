@@ -158,7 +158,7 @@ def test_no_flipped_bit_decodes(monkeypatch: pytest.MonkeyPatch, few_rows: int) 
         damaged = bytearray(blob)
         damaged[position] ^= 1 << position % 8
         for read in (from_blob, check_blob):
-            with pytest.raises(ValueError, match="checksum|damaged"):
+            with pytest.raises(ValueError, match=r"checksum|damaged"):
                 read(bytes(damaged))
 
 

@@ -136,7 +136,8 @@ _VALUES = {
 _SPARK_SETTINGS = tuple(
     """
     spark.io.encryption.enabled spark.io.encryption.keySizeBits spark.io.encryption.keygen.algorithm
-    spark.network.crypto.cipher spark.ssl.rpc.enabled spark.ssl.rpc.openSslEnabled spark.broadcast.* spark.cleaner.* spark.dynamicAllocation.*
+    spark.network.crypto.cipher spark.ssl.rpc.enabled spark.ssl.rpc.openSslEnabled
+    spark.broadcast.* spark.cleaner.* spark.dynamicAllocation.*
     spark.driver.maxResultSize spark.driver.memory* spark.executor.memory* spark.eventLog.* spark.excludeOnFailure.*
     spark.executor.failuresValidityInterval spark.executor.heartbeatInterval spark.executor.maxNumFailures
     spark.executor.processTreeMetrics.enabled spark.io.compression.* spark.kryoserializer.buffer*

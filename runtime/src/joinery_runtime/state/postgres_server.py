@@ -58,7 +58,7 @@ _PEERS = "local all all peer map=joinery"
 _LOGINS = f"""# Joinery: users of this machine log in by their name, nobody over the network. pg_ident.conf names them.
 {_PEERS}
 """
-# Settings that libpq would take from the environment (PGHOSTADDR, PGOPTIONS), where they are meant for another Postgres.
+# What libpq would take from the environment (PGHOSTADDR, PGOPTIONS), where it is meant for another Postgres.
 _NO_DEFAULTS = "hostaddr=&options=&channel_binding=disable&gssencmode=disable&target_session_attrs=any"
 _OTHERWISE = "Run Joinery as another user than root, or name a Postgres in spec.stateStore.postgres"
 

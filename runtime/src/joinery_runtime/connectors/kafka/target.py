@@ -458,8 +458,8 @@ class DeadLetterTarget(KafkaTarget):
 
     TITLE: ClassVar[str] = "Dead-letter topic"
     MAKE_ROOM: ClassVar[str] = (
-        "Raise max.message.bytes of the topic, to 10000 or more: a dead letter has facts beside the record's beginning; "
-        "the epoch is run again"
+        "Raise max.message.bytes of the topic, to 10000 or more: a dead letter has facts beside the record's "
+        "beginning; the epoch is run again"
     )
 
     most_bytes: int = 0

@@ -20,7 +20,7 @@ from joinery_runtime.job.model.draft import Loc
 MAX_VALUES = 100_000
 _VARIABLE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-NO_CHARACTER = "has half of a surrogate pair (a byte of a variable that is not UTF-8, or half an escape): write whole text"
+NO_CHARACTER = "has half of a surrogate pair, as of a variable that is not UTF-8; write whole characters"
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
