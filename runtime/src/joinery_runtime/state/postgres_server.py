@@ -338,6 +338,4 @@ def _as_seen_by(user: ServerUser, folder: Path) -> str:
 def _server_environment() -> dict[str, str]:
     """Return this process's environment without what is meant for clients of another Postgres, and would change this
     one; and without the user's locale, which initdb rejects where the machine does not have it."""
-    return {
-        name: value for name, value in os.environ.items() if not (name.startswith("PG") or _LOCALE.fullmatch(name))
-    }
+    return {name: value for name, value in os.environ.items() if not (name.startswith("PG") or _LOCALE.fullmatch(name))}
