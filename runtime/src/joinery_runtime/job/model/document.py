@@ -84,8 +84,9 @@ def plain_json(text: str) -> dict[str, Any] | None:
         document = json.loads(text, object_pairs_hook=_mapping_without_repeats, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return None
-    whole = "\\u" not in text or not _SURROGATE.search(json.dumps(document, ensure_ascii=False))
-    return document if whole and isinstance(document, dict) else None
+    if "\\u" in text and _SURROGATE.search(json.dumps(document, ensure_ascii=False)):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def _mapping_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -124,9 +125,9 @@ class _Reader:
             node = self._fill_variables(node, at, self._environment)
         # An unquoted date stays text: the models parse times themselves.
         value = node.value if node.tag == _TIMESTAMP else self._yaml.constructor.construct_object(node)
-        return self._whole(value, at) if isinstance(value, str) else value
+        return self._join_pairs(value, at) if isinstance(value, str) else value
 
-    def _whole(self, text: str, at: Loc) -> str:
+    def _join_pairs(self, text: str, at: Loc) -> str:
         """Join surrogate pairs, which JSON writes as two escapes."""
         if not _SURROGATE.search(text):
             return text
@@ -158,7 +159,7 @@ class _Reader:
         for key_node, value_node in node.value:
             # Resources are JSON objects: keys are text, even where YAML would read a number (`offsets: {0: 5}`).
             key = str(key_node.value) if isinstance(key_node, ScalarNode) else "(a list or mapping as key)"
-            key = self._whole(key, at)
+            key = self._join_pairs(key, at)
             path, mark = (*at, key), key_node.start_mark
             if key in seen:
                 self._document.repeated.append((path, mark.line + 1, mark.column + 1))
