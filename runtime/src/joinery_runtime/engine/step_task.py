@@ -86,13 +86,13 @@ class StepTask:
         """Yield the rows that the kernel makes, then return the outcome. Returns None if nothing arrived, nothing
         leaves, and there is nothing to rewrite. A repeated call yields the same rows."""
         arrived = any(rows is not None for rows in arrivals)
-        groups_of = {side: self._to_merge(side) for side in self._sides}
-        to_merge = [group for groups in groups_of.values() for group in groups]
+        groups_by_side = {side: self._groups_to_merge(side) for side in self._sides}
+        to_merge = [group for groups in groups_by_side.values() for group in groups]
         # Without arrivals no row has to wait for a merge.
         merged_now = compaction.limit_to_one_epoch(to_merge) if arrived and not self._work.merge_all else to_merge
         rewrites = [
             rewrite
-            for side, groups in groups_of.items()
+            for side, groups in groups_by_side.items()
             for rewrite in self._plan_rewrites(side, [group for group in groups if group in merged_now])
         ]
         flag_merges = {side: self._segments_to_merge(side, self._flags[side], self._owned) for side in self._sides}
@@ -187,7 +187,7 @@ class StepTask:
 
     # --- what is staged -----------------------------------------------------------------------------------------------
 
-    def _to_merge(self, side: int) -> Groups:
+    def _groups_to_merge(self, side: int) -> Groups:
         spec = self._step.sides[side]
         if spec.broadcast and not self._first:
             return []
@@ -225,8 +225,8 @@ class StepTask:
     def _rewritten_runs(self, result: StepResult, rewrites: Sequence[_Rewrite]) -> Iterator[tuple[str, Run]]:
         kind = self._step.kind
         for rewrite in rewrites:
-            kept_runs = self._load_runs(rewrite.side, rewrite.group)
-            runs = [_with_new_flags(state_run, result.flags[rewrite.side]) for state_run in kept_runs]
+            old_runs = self._load_runs(rewrite.side, rewrite.group)
+            runs = [_with_new_flags(state_run, result.flags[rewrite.side]) for state_run in old_runs]
             for piece in rewrite.pieces:
                 in_piece = [state_run.within(piece) for state_run in runs]
                 live = kind.survivors(self._step, rewrite.side, in_piece, self._horizons[rewrite.side])
