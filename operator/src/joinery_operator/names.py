@@ -123,7 +123,7 @@ def labels(resource: Manifest, role: Role, attempt: int | None = None, revision:
 
 
 def controls(owner: Manifest, manifest: Manifest) -> bool:
-    """Whether an object names `owner` as its controller. Whoever writes the object may claim so."""
+    """Return whether an object names `owner` as its controller. Whoever writes the object may claim so."""
     reference = owner_reference(owner)
     identity = {name: reference[name] for name in ("apiVersion", "kind", "name", "uid", "controller")}
     same_namespace = owner["metadata"]["namespace"] == manifest["metadata"]["namespace"]

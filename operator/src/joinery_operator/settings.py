@@ -133,7 +133,7 @@ class Settings:
         return f"{class_selector},{self.job_selector}" if self.job_selector else class_selector
 
     def selects(self, resource: Mapping[str, Any]) -> bool:
-        """Whether this operator works on a job or savepoint."""
+        """Return whether this operator works on a job or savepoint."""
         return LabelSelector.parsed(self.owner_selector).matches(resource["metadata"].get("labels") or {})
 
 

@@ -103,8 +103,8 @@ class Api:
         return await self._call("POST", resource, resource.path(namespace), manifest)
 
     async def namespace_ends(self, namespace: str) -> bool:
-        """Whether the namespace is being deleted, so that nothing can be created in it any more. A dry run says so to
-        an operator that may not read namespaces."""
+        """Return whether the namespace is being deleted, so that nothing can be created in it any more. A dry run says
+        so to an operator that may not read namespaces."""
         manifest = {"apiVersion": "v1", "kind": CONFIG_MAP.kind, "metadata": {"name": "joinery-dry-run"}}
         try:
             await self._call("POST", CONFIG_MAP, CONFIG_MAP.path(namespace), manifest, query={"dryRun": "All"})
@@ -160,7 +160,7 @@ class Api:
         return bool(answer["status"]["allowed"])
 
     async def is_served(self, resource: ApiResource) -> bool:
-        """Whether the API server knows the kind."""
+        """Return whether the API server knows the kind."""
         root = f"/apis/{resource.group}/{resource.version}"
         try:
             answer = await self._call("GET", resource, root, verb="discover")

@@ -89,14 +89,14 @@ class Applier:
         return cached is not None and uid_of(cached) == uid and not cached["metadata"].get("deletionTimestamp")
 
     def has_news(self, job: Manifest) -> bool:
-        """Whether answers since the last call told of the job's children what no watch reports any more: a watch brings
-        nothing new of what the cache already has."""
+        """Return whether answers since the last call told of the job's children what no watch reports any more: a watch
+        brings nothing new of what the cache already has."""
         had = uid_of(job) in self._news
         self._news.discard(uid_of(job))
         return had
 
     async def act(self, job: Manifest, action: Action) -> Manifest:
-        """Carries out an action. Returns the resource, which only SetFinalizers changes."""
+        """Carry out an action. Returns the resource, which only SetFinalizers changes."""
         match action:
             case Create(manifest):
                 await self._create(job, manifest)
@@ -139,7 +139,7 @@ class Applier:
         self._cache_copy(created, resource)
 
     def _remember(self, job: Manifest, key: ObjectKey, message: str) -> None:
-        """Remembers one rejection of a kind: an earlier one may concern a pod that is no longer wanted."""
+        """Remember one rejection of a kind: an earlier one may concern a pod that is no longer wanted."""
         remaining = {uid: refusals for uid, refusals in self._refusals.items() if self._cache.by_uid(uid) is not None}
         self._refusals = {
             **remaining,

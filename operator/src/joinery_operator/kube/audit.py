@@ -143,7 +143,7 @@ class EndingNamespaces:
         return namespace in self._ending
 
     async def round(self) -> None:
-        """Asks about each namespace in which a resource has a finalizer of the operator's, or that was ending."""
+        """Ask about each namespace in which a resource has a finalizer of the operator's, or that was ending."""
         owners: defaultdict[str, list[ObjectKey]] = defaultdict(list)
         with_finalizer = set()
         for kind in OWNERS:
@@ -164,7 +164,8 @@ class EndingNamespaces:
                     self._due(key)
 
     async def _is_being_deleted(self, namespace: str) -> bool | None:
-        """Whether the namespace is being deleted; None if that is unknown: the namespace is gone, or unreadable."""
+        """Return whether the namespace is being deleted; None if that is unknown: the namespace is gone, or
+        unreadable."""
         try:
             manifest = await self._api.get(NAMESPACE, None, namespace)
         except ApiError as error:

@@ -92,7 +92,7 @@ class ObjectCache:
         return (key for key in tuple(self._objects) if key.kind == kind)
 
     def jobs_like(self, job: ObjectKey) -> Iterator[ObjectKey]:
-        """Jobs of any kind and namespace with the same name, but for dots and hyphens."""
+        """Yield jobs of any kind and namespace with the same name, but for dots and hyphens."""
         yield from sorted(self._same_host.get(_host(job), ()))
 
     def children(self, uid: str) -> Children:
@@ -124,7 +124,8 @@ class ObjectCache:
         return blue_green
 
     def concerns_blue_greens(self, before: Manifest | None, after: Manifest, kind: str) -> bool:
-        """Whether a change of an object matters to BlueGreenJobs: it is a job, and not only its figures differ."""
+        """Return whether a change of an object matters to BlueGreenJobs: it is a job, and not only its figures
+        differ."""
         if kind not in JOB_KINDS or before is None:
             return kind in JOB_KINDS
         blue_green = self.blue_green_of(after, kind)
@@ -241,7 +242,7 @@ def _without_figures(job: Manifest, figures: Collection[str]) -> tuple[object, .
 
 
 def name_conflicts(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey]:
-    """Jobs of other kinds with the same name in the same namespace."""
+    """Yield jobs of other kinds with the same name in the same namespace."""
     for resource in JOBS if job.kind in JOB_KINDS else ():
         key = ObjectKey(resource.kind, job.namespace, job.name)
         if key != job and cache.get(key) is not None:

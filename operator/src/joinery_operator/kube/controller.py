@@ -155,7 +155,7 @@ class Controller:
             await self._reconciler.report_end(complete)
 
     def _enqueue(self, owner: ObjectKey, *, blue_greens: bool = True) -> None:
-        """Queues a resource that has changed, and what may depend on it: jobs of other kinds with its name, jobs whose
+        """Queue a resource that has changed, and what may depend on it: jobs of other kinds with its name, jobs whose
         pages would have its address, and the savepoints of a job that ends. With `blue_greens`, also the BlueGreenJob
         of a job, and those whose jobs write where it writes."""
         cached = self.cache.get(owner)

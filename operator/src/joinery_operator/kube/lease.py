@@ -79,7 +79,8 @@ class OperatorLease:
             _log.warning("the Lease could not be released: the next operator waits for its end", error=str(error))
 
     async def _try_to_hold(self) -> bool | None:
-        """Whether this replica holds the Lease now, which it takes or renews if it may; None if that is unknown."""
+        """Return whether this replica holds the Lease now, which it takes or renews if it may; None if that is
+        unknown."""
         try:
             async with asyncio.timeout(_CALL_SECONDS):
                 lease = self._written or await self._read_or_create()

@@ -68,7 +68,8 @@ def driver_endpoints(cache: ObjectCache, port: int) -> Iterator[DriverEndpoint]:
 
 
 def _answers_polls(job: Manifest, status: Manifest) -> bool:
-    """Whether a driver or its migration runs in the pod with this status. A pod that restores does not answer."""
+    """Return whether a driver or its migration runs in the pod with this status. A pod that restores does not
+    answer."""
     if job["status"]["driver"].get("restore"):
         return False
     first = status.get("initContainerStatuses") or ()
@@ -107,7 +108,7 @@ class Poller:
         return answer.status if answer and pod and uid_of(pod) == answer.pod_uid else None
 
     async def round(self) -> None:
-        """Asks every driver once, some at a time."""
+        """Ask every driver once, some at a time."""
         endpoints = list(driver_endpoints(self._cache, self._port))
         slots = asyncio.Semaphore(_CONCURRENT)
 

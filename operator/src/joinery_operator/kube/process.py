@@ -244,7 +244,7 @@ async def _watch(
     more: Coroutine[None, None, tuple[str, ...]],
     lost: asyncio.Future[None],
 ) -> tuple[str, ...] | Exception | None:
-    """Watches until `more` yields further namespaces, which it returns; until `lost` ends (_LeaseLost); until SIGTERM
+    """Watch until `more` yields further namespaces, which it returns; until `lost` ends (_LeaseLost); until SIGTERM
     (None); or until kopf gives up, and returns why."""
     closed, stop, terminated = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -395,8 +395,8 @@ async def watched_page_kinds(api: Api, settings: Settings) -> tuple[ApiResource,
 
 
 async def watches_blue_green(api: Api, settings: Settings) -> bool:
-    """Whether the operator can work on BlueGreenJobs. An installation of an earlier release has neither the definition
-    nor the permissions, and needs neither for its jobs. Says what is missing."""
+    """Return whether the operator can work on BlueGreenJobs. An installation of an earlier release has neither the
+    definition nor the permissions, and needs neither for its jobs. Says what is missing."""
     if not await api.is_served(BLUE_GREEN):
         _log.warning(
             "BlueGreenJobs are left alone: their definition is missing",

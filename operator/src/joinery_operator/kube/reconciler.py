@@ -136,7 +136,7 @@ class Observer:
     async def observe(
         self, key: ObjectKey, applier: Applier
     ) -> Observed | ObservedSavepoint | ObservedBlueGreen | None:
-        """Observes a job, savepoint or BlueGreenJob; None if there is no such object."""
+        """Observe a job, savepoint or BlueGreenJob; None if there is no such object."""
         if key.kind == BLUE_GREEN.kind and (resource := self._cache.get(key)) is not None:
             return ObservedBlueGreen(
                 resource=resource,
@@ -206,12 +206,13 @@ class Observer:
         )
 
     async def _namespace_ends(self, resource: Manifest) -> bool:
-        """Whether a resource waits for a pod of ours before it is deleted, and its namespace takes no pods any more."""
+        """Return whether a resource waits for a pod of ours before it is deleted, and its namespace takes no pods any
+        more."""
         return _waits_for_pod(resource) and await self._api.namespace_ends(resource["metadata"]["namespace"])
 
     async def _job_is_anothers(self, job_ref: Mapping[str, str], savepoint: Manifest) -> bool:
-        """Whether a savepoint is being deleted, and its job exists although this operator does not work on it: the
-        labels of the job changed first, and those of the savepoint may follow."""
+        """Return whether a savepoint is being deleted, and its job exists although this operator does not work on it:
+        the labels of the job changed first, and those of the savepoint may follow."""
         if not _waits_for_pod(savepoint):
             return False
         try:
@@ -356,12 +357,13 @@ class JobReconciler:
 
 
 def _waits_for_pod(resource: Manifest) -> bool:
-    """Whether a resource is being deleted, and stays until a pod of ours has deleted what the state store has of it."""
+    """Return whether a resource is being deleted, and stays until a pod of ours has deleted what the state store has of
+    it."""
     return bool(resource["metadata"].get("deletionTimestamp")) and has_our_finalizer(resource)
 
 
 def _depends_on(action: Action, undone: Action) -> bool:
-    """Whether an action must come after another one: an object after the end of its namesake, a pod after its
+    """Return whether an action must come after another one: an object after the end of its namesake, a pod after its
     ConfigMap."""
     if not isinstance(action, Create):
         return False

@@ -32,14 +32,14 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
 
     def add(self, key: K) -> None:
-        """Queues a run for as soon as a worker is free."""
+        """Queue a run for as soon as a worker is free."""
         if key in self._running:
             self._rerun.add(key)
         else:
             self._ready.setdefault(key)
 
     def add_at(self, key: K, when: float) -> None:
-        """Schedules a run at that time, in place of an earlier scheduled run."""
+        """Schedule a run at that time, in place of an earlier scheduled run."""
         self._due[key] = when
         heapq.heappush(self._timers, (when, next(self._number), key))
 

@@ -35,8 +35,8 @@ def service(resource: Manifest) -> Manifest:
 
 
 def network_policy(resource: Manifest, settings: Settings) -> Manifest:
-    """Restricts access to the job's pods: driver and executors may reach each other on all ports, and the peers that
-    the installation names may reach the driver's status port. Outgoing traffic is open: Kafka and Postgres may be
+    """Restrict access to the job's pods: driver and executors may reach each other on all ports, and the peers that the
+    installation names may reach the driver's status port. Outgoing traffic is open: Kafka and Postgres may be
     anywhere."""
     names = ChildNames(resource)
     job = {JOB_LABEL: names.label, KIND_LABEL: names.kind}

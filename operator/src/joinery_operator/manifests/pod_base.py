@@ -108,7 +108,7 @@ def job_mount(file: str) -> dict[str, Any]:
 
 
 def secret_volumes(spec: BaseModel) -> list[dict[str, Any]]:
-    """Volumes of all secrets in the models' `...SecretRef` fields, each once, sorted. Secrets are mounted whole,
+    """Return volumes of all secrets in the models' `...SecretRef` fields, each once, sorted. Secrets are mounted whole,
     because those for a client's settings have keys that the job does not name."""
     return [
         {"name": _volume_name(name), "secret": {"secretName": name, "defaultMode": _GROUP_READS, "optional": False}}
@@ -211,7 +211,7 @@ def named_templates(spark: SparkSpec, templates: PodTemplates) -> dict[str, Mani
 def merged_pod(
     defaults: PodDefaults, template: Manifest, operator_pod: Manifest, *, storage: str, extra_containers: bool
 ) -> dict[str, Any]:
-    """Lays the template over the defaults, and `operator_pod` over both. The pod requests `storage` on its node's disk,
+    """Lay the template over the defaults, and `operator_pod` over both. The pod requests `storage` on its node's disk,
     unless the template has a request or a limit for it. The template's other containers come after the operator's;
     without `extra_containers`, for a pod that must end by itself, they are omitted."""
     metadata, spec = template.get("metadata") or {}, _without_root(template.get("spec") or {})
@@ -267,7 +267,7 @@ def _without_root(section: Manifest) -> Manifest:
 
 
 def _layered_spec(lower: Manifest, upper: Manifest) -> dict[str, Any]:
-    """Lays one pod's spec over another one's, all but its containers."""
+    """Lay one pod's spec over another one's, all but its containers."""
     lower_fields, upper_fields = (
         {key: value for key, value in spec.items() if key not in (*_CONTAINERS, *_POD_LISTS)} for spec in (lower, upper)
     )
@@ -281,7 +281,7 @@ def _layered_spec(lower: Manifest, upper: Manifest) -> dict[str, Any]:
 
 
 def merged_container(template: Manifest, operator_container: Manifest) -> dict[str, Any]:
-    """Lays the operator's container over the template's container of the same name."""
+    """Lay the operator's container over the template's container of the same name."""
     template_fields = {key: value for key, value in template.items() if key not in _OURS}
     merged = _overlay(template_fields, operator_container)
     for key, name in _CONTAINER_LISTS.items():

@@ -109,7 +109,8 @@ def _matches_any(patterns: Sequence[str], text: str) -> bool:
 
 
 def _is_covered(patterns: Sequence[str], path: str) -> bool:
-    """Whether a pattern matches a field or one that contains it; of what must be allowed explicitly, no field above."""
+    """Return whether a pattern matches a field or one that contains it; of what must be allowed explicitly, no field
+    above."""
     explicit = [
         match for pattern in _EXPLICIT if (match := re.match(rf"({_compile(pattern).pattern})(?=[.\[]|$)", path))
     ]
@@ -248,7 +249,7 @@ def _harmless_field(path: str, value: object, main: str) -> bool:
 
 
 def _meets_restricted_standard(name: str, value: object) -> bool:
-    """Whether the restricted Pod Security Standard lets every pod have this value in a security context."""
+    """Return whether the restricted Pod Security Standard lets every pod have this value in a security context."""
     match name:
         case "allowPrivilegeEscalation" | "privileged" | "hostProcess":
             return value is False
@@ -267,7 +268,7 @@ def _meets_restricted_standard(name: str, value: object) -> bool:
 
 
 def _mounts_operator_volume(path: str, value: object, volumes: Collection[str]) -> bool:
-    """Whether a template mounts a volume of the operator's, such as that of the exchange's key."""
+    """Return whether a template mounts a volume of the operator's, such as that of the exchange's key."""
     volume = str(value)
     is_operators = volume not in volumes or volume in _OUR_VOLUMES or volume.startswith("secret-")
     return _MOUNTED.fullmatch(path) is not None and is_operators
@@ -342,7 +343,7 @@ def _forbidden_in_spec(path: str, value: object, allowed: AllowedByInstallation)
 
 
 def _is_own_file(pattern: str) -> bool:
-    """Whether an input's path may lead to the pod's own files. A relative path counts from the job's folder."""
+    """Return whether an input's path may lead to the pod's own files. A relative path counts from the job's folder."""
     literal = re.split(r"[*?\[]", pattern.removeprefix("file://"), maxsplit=1)[0]
     start = _normal_path(posixpath.join(CONFIG, literal))
     if len(literal) < len(pattern.removeprefix("file://")):

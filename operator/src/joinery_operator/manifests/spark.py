@@ -227,7 +227,7 @@ _LIVENESS_SETTINGS = {
 
 
 def _escape_value(value: str) -> str:
-    """Escapes a value for a Java properties file, where it ends at the end of the line and may hold backslashes."""
+    """Escape a value for a Java properties file, where it ends at the end of the line and may hold backslashes."""
     text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     return f"\\{text}" if text.startswith(" ") else text
 
@@ -239,7 +239,8 @@ _VOLUME_SETTING = re.compile(rf"spark[.]kubernetes[.]executor[.]volumes[.](\w+)[
 
 
 def _blocks_outlive_pods(revision: JobRevision) -> bool:
-    """Whether Spark writes blocks to a volume that is no emptyDir, as a template or the job's `spark.conf` may say."""
+    """Return whether Spark writes blocks to a volume that is no emptyDir, as a template or the job's `spark.conf` may
+    say."""
     volumes = executor_template(revision)["spec"]["volumes"]
     persistent_volumes = [
         volume for volume in volumes if volume["name"].startswith(_BLOCKS_PREFIX) and "emptyDir" not in volume

@@ -239,7 +239,7 @@ def _conditions(job: JobResource) -> dict[str, Any]:
 
 
 def _rollout_verdict(job: JobResource) -> tuple[RolloutVerdict | None, str]:
-    """How the wait for a rollout ends; None: it does not yet. And why."""
+    """Return how the wait for a rollout ends; None: it does not yet. And why."""
     metadata, status = job.resource["metadata"], job.status
     conditions = _conditions(job)
     paused = conditions.get("Paused")

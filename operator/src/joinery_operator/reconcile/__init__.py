@@ -105,7 +105,7 @@ def _reconcile_deleted(ctx: ReconcileContext) -> Decision:
 
 
 def _reconcile_with_namespace(ctx: ReconcileContext) -> Decision:
-    """Lets a job go whose namespace is being deleted, before Kubernetes deletes the job: it deletes the operator's
+    """Let a job go whose namespace is being deleted, before Kubernetes deletes the job: it deletes the operator's
     RoleBinding as well, in no order. The pods are Kubernetes' to end."""
     if FINALIZER not in ctx.finalizers:
         return Decision(None)

@@ -206,7 +206,7 @@ class ReconcileContext:
         return {int(end): pod for end, pod in self._pods(pods, self.names.driver(0)[:-1]) if end.isdigit()}
 
     def _pods(self, pods: Mapping[str, Manifest], prefix: str) -> list[tuple[str, PodObservation]]:
-        """Pods whose names begin with the prefix, each with the rest of its name."""
+        """Return pods whose names begin with the prefix, each with the rest of its name."""
         return [
             (name.removeprefix(prefix), observe_pod(pods[name])) for name in sorted(pods) if name.startswith(prefix)
         ]

@@ -54,8 +54,8 @@ def finalizer_actions(ctx: ReconcileContext) -> Iterator[Action]:
 
 
 def left_behind_events(resource: Manifest) -> Iterator[Event]:
-    """Says of a job that is gone that its state stays, against what it asked for: it was deleted before the operator
-    had set its finalizer. A job that the operator lets go is `Deleting` before."""
+    """Say of a job that is gone that its state stays, against what it asked for: it was deleted before the operator had
+    set its finalizer. A job that the operator lets go is `Deleting` before."""
     status = read_status(resource)
     deletes_state = (resource.get("spec") or {}).get("cleanup") == "deleteState"
     if (
@@ -129,7 +129,7 @@ def delete_state(ctx: ReconcileContext, status: Status) -> DeletionStep:
 
 
 def release(ctx: ReconcileContext, status: Status) -> DeletionStep:
-    """Lets a job go whose namespace is being deleted, and says that its state stays, if it was to be deleted."""
+    """Let a job go whose namespace is being deleted, and say that its state stays, if it was to be deleted."""
     done = ctx.delete_state is not None and ctx.delete_state.succeeded
     left: tuple[Event, ...] = ()
     if ctx.spec.get("cleanup") != "retainState" and not done and _has_state(ctx, status):

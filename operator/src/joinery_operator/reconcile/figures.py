@@ -36,7 +36,7 @@ def due_status(ctx: ReconcileContext, old: Status, new: Status) -> Status | None
 
 
 def next_report(ctx: ReconcileContext, old: Status) -> float | None:
-    """Seconds until figures may be written again; None: now."""
+    """Return seconds until figures may be written again; None: now."""
     if old.reported is None:
         return None
     wait = (old.reported - ctx.now).total_seconds() + ctx.settings.figures_seconds

@@ -51,7 +51,7 @@ class Fault:
 
 
 def cut(text: str, limit: int = MESSAGE) -> str:
-    """Cuts a text to at most `limit` characters. Leaves out the middle, because the ends of an error say most."""
+    """Cut a text to at most `limit` characters. Leaves out the middle, because the ends of an error say most."""
     text = text.strip()
     if len(text) <= limit:
         return text

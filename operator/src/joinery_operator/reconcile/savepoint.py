@@ -59,7 +59,7 @@ def reconcile_savepoint(observed: ObservedSavepoint) -> Decision:
 
 
 def left_behind_events(resource: Manifest) -> Iterator[Event]:
-    """Says of a Savepoint that is gone that the state store still has its savepoint, against what it asked for: it was
+    """Say of a Savepoint that is gone that the state store still has its savepoint, against what it asked for: it was
     deleted before the operator had set its finalizer. One that the operator lets go is `Deleting` before."""
     status = read_known_fields(SavepointState, resource)
     if _cleanup(resource) == "retain" or status.phase == "Deleting" or _ready_reason(status) in _NOTHING_MADE:
@@ -142,7 +142,7 @@ def _reconcile_deleted(observed: ObservedSavepoint, status: SavepointState) -> D
 
 
 def _release(observed: ObservedSavepoint, status: SavepointState) -> Decision:
-    """Lets a Savepoint go whose namespace is being deleted, and says that the state store keeps its savepoint."""
+    """Let a Savepoint go whose namespace is being deleted, and say that the state store keeps its savepoint."""
     if FINALIZER not in _finalizers(observed):
         return Decision(None)
     done = _pods(observed).get(_name(observed, delete=True))

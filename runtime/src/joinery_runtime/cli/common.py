@@ -50,7 +50,7 @@ def imported_files(texts: Sequence[str]) -> AbstractContextManager[tuple[Path, .
 
 
 def in_memory(job: Job) -> bool:
-    """Whether the job keeps its state in memory, so that nothing of it outlives the job."""
+    """Return whether the job keeps its state in memory, so that nothing of it outlives the job."""
     return job.spec.state_store.memory is not None
 
 

@@ -60,7 +60,7 @@ class Repeats:
         )
 
     def due(self, event: str, error: JoineryError) -> bool:
-        """Whether to report the event now. The error's facts may differ from one try to the next."""
+        """Return whether to report the event now. The error's facts may differ from one try to the next."""
         now, trouble = self._clock(), (event, error.summary)
         if now < self._due.get(trouble, now):
             return False
@@ -433,7 +433,7 @@ def inputs_to_latest(job: Job) -> list[str]:
 
 
 def nothing_new(by: EndedBy, ended: Sequence[str], to_latest: Sequence[str]) -> str:
-    """Explains a run that had nothing to read. `ended` are the inputs that had ended before this run, `to_latest` those
+    """Explain a run that had nothing to read. `ended` are the inputs that had ended before this run, `to_latest` those
     with `stopAt: latest`."""
     if ended:
         return (

@@ -32,7 +32,8 @@ READ = "history:read"
 
 
 def is_file_of_history(ref: PartitionRef) -> bool:
-    """Whether the partition is a file of the history. Its path is absolute, and a topic's name cannot have a slash."""
+    """Return whether the partition is a file of the history. Its path is absolute, and a topic's name cannot have a
+    slash."""
     return "/" in ref.topic
 
 
@@ -40,7 +41,7 @@ class TopicPlanner(SourcePlanner, Protocol):
     """The driver half of the topics."""
 
     def forget_starts(self) -> None:
-        """Forgets where partitions start, so that it is resolved again. Only before any topic has been read."""
+        """Forget where partitions start, so that it is resolved again. Only before any topic has been read."""
         ...
 
 

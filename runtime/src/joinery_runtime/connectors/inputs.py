@@ -87,7 +87,7 @@ def format_of(model: Input) -> type[FormatDecoder]:
 
 
 def check_registry(model: Input) -> None:
-    """Asks the registry that the input's records need, if there is one. Records name their schemas, so a wrong address
+    """Ask the registry that the input's records need, if there is one. Records name their schemas, so a wrong address
     would otherwise be found in the first epoch, where it is waited for. Raises SourceError."""
     for part in model.parts:
         if part.schema_registry is not None and part.format in _BY_REGISTRY:

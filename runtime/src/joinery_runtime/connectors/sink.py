@@ -138,7 +138,7 @@ class SinkWriter(Protocol):
     """The task half. It can be pickled; one task uses it at a time."""
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
-        """Stages or sends all rows of the attempt and returns when they are safe. Raises SinkError, or Superseded if
+        """Stage or send all rows of the attempt and return when they are safe. Raises SinkError, or Superseded if
         another attempt at the same shard took over: the task then has to be retried. Raises RecordTooLarge with a
         `row_limit` if the rows over it have to be left out, and WrittenWithOtherLimit if the rows of another attempt
         are safe, and are not those of this one."""
@@ -165,8 +165,8 @@ class Sink(Protocol):
         ...
 
     def recover(self, recovery: RecoveryContext) -> bool:
-        """Sweeps what attempts of older generations wrote and no commit named. Once this returns, none of them
-        can make anything visible. Called before anything is planned or replayed.
+        """Sweep what attempts of older generations wrote and no commit named. Once this returns, none of them can make
+        anything visible. Called before anything is planned or replayed.
 
         Returns whether rows of the pending epoch are visible: its plan then has to be replayed unchanged."""
         ...

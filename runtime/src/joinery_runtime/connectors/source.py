@@ -113,7 +113,7 @@ class SourcePlanner(Protocol):
     """
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
-        """Bounds of every partition of this input, given its stored progress (empty: the input was never read).
+        """Return the bounds of each partition of this input, given its stored progress (empty: it was never read).
 
         Raises SourceError if the topic, file or broker is missing. Raises DataLoss if a stored offset is gone or a
         topic was recreated, unless the job allows that. Raises Fenced if another driver of the job has joined its
@@ -129,8 +129,8 @@ class SourcePlanner(Protocol):
         ...
 
     def reads_file(self, partition: PartitionRef) -> bool:
-        """Whether the partition is a file, which costs more to read than the range's records: a packed one is unpacked
-        from its start."""
+        """Return whether the partition is a file, which costs more to read than the range's records: a packed one is
+        unpacked from its start."""
         ...
 
     def find_replaced_partitions(

@@ -140,7 +140,7 @@ class PostgresContent:
 
 
 def _number(text: str) -> str:
-    """Normalises a number. A character that jsonb cannot contain tells it from text."""
+    """Normalise a number. A character that jsonb cannot contain tells it from text."""
     value = Decimal(text)
     return "\0" + format(value if value else abs(value), "f")
 

@@ -72,7 +72,8 @@ class Tried:
             self._process = None
 
     def _find_death(self, raw: RawBatch) -> str | None:
-        """How the other process died of the batch; None if it has decoded it, or if there can be no other process."""
+        """Return how the other process died of the batch; None if it has decoded it, or if there can be no other
+        process."""
         process = self._ensure_started()
         if process is None:
             return None
@@ -133,7 +134,7 @@ def trial_environment() -> dict[str, str]:
 
 
 def volunteer_for_oom_killer() -> None:
-    """Has the kernel end this process first if memory runs out."""
+    """Have the kernel end this process first if memory runs out."""
     with suppress(OSError):  # where there is no such file, the kernel decides
         Path("/proc/self/oom_score_adj").write_text("1000")
 

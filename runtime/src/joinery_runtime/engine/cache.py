@@ -99,7 +99,7 @@ class SegmentCache:
         return [runs[s.key] for s in segments]
 
     def has(self, key: str) -> bool:
-        """Whether the segment is available without a read from the store."""
+        """Return whether the segment is available without a read from the store."""
         return key in self._open or self._path_of(key).exists()
 
     def _decode_blob(self, meta: SegmentMeta, blob: bytes) -> pa.RecordBatch:
@@ -223,7 +223,7 @@ class FlagCache:
         return flagged.rows
 
     def useless(self, flags: Sequence[SegmentMeta], live: Collection[str]) -> set[str]:
-        """Keys of the flag segments that flag no row of the `live` segments."""
+        """Return keys of the flag segments that flag no row of the `live` segments."""
         names = {first_key(key) for key in live}
         flag_rows = zip(flags, self._rows_of(flags), strict=True)
         return {meta.key for meta, rows in flag_rows if rows.keys().isdisjoint(names)}

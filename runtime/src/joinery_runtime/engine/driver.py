@@ -224,7 +224,7 @@ class Driver:
         self._shrink_plan(record)
 
     def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
-        """Recovers the sinks. Returns whether rows of the pending epoch are visible."""
+        """Recover the sinks. Returns whether rows of the pending epoch are visible."""
         visible = False
         store = self._parts.store
         recovery = takeover_of(record, newest, store.claims(record.job), store.identity(), self._identity.warn)
@@ -330,7 +330,7 @@ class Driver:
 
     @contextmanager
     def _in_its_groups(self) -> Iterator[None]:
-        """Rejoins the consumer groups if this driver was fenced in one: the last to join under a driver's name owns it,
+        """Rejoin the consumer groups if this driver was fenced in one: the last to join under a driver's name owns it,
         even if that is an older driver that slept."""
         try:
             yield

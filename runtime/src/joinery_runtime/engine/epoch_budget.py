@@ -68,7 +68,7 @@ class Budget:
         return self.process_budget or self
 
     def allows(self, records: np.ndarray, sizes: np.ndarray) -> bool:
-        """Whether an epoch may read as many records of each partition; `sizes` are their bytes."""
+        """Return whether an epoch may read as many records of each partition; `sizes` are their bytes."""
         most = self.largest_part
         return bool(
             (records.sum() <= self.records and sizes.sum() <= self.bytes)
@@ -236,9 +236,9 @@ class RecordSizes:
 
 
 def allowed_bytes(ranges: Sequence[Range], sizes: RecordSizes, budget: Budget, count: Count) -> dict[PartitionRef, int]:
-    """How many bytes reading each range may yield: twice the budget in total, half of it shared out by the estimated
-    sizes of the ranges, half of it evenly, and at most twice what a partition may give. A single record is never too
-    large."""
+    """Return how many bytes reading each range may yield: twice the budget in total, half of it shared out by the
+    estimated sizes of the ranges, half of it evenly, and at most twice what a partition may give. A single record is
+    never too large."""
     expected = {r.partition: _expected_size(r, sizes, count) for r in ranges if r.start < r.end_exclusive}
     if sum(records for records, _ in expected.values()) <= 1:
         return {}

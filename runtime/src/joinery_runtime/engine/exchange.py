@@ -99,8 +99,8 @@ class _Waiting:
 
 
 def pack_blocks(sent: Iterable[Sent], owner: Callable[[int], int]) -> Iterator[tuple[int, Parcel | Sent]]:
-    """Packs blocks of rows into parcels, each for the `owner` of its shards, and passes everything else on to its
-    shard's owner. Yields (receiver, parcel) and (receiver, (shard, report))."""
+    """Pack blocks of rows into parcels, each for the `owner` of its shards, and pass everything else on to its shard's
+    owner. Yields (receiver, parcel) and (receiver, (shard, report))."""
     waiting: dict[tuple[int, int, int, bool], _Waiting] = defaultdict(_Waiting)
     size = 0
     for shard, block in sent:

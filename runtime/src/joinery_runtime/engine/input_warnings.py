@@ -157,7 +157,7 @@ class _Input:
 
 
 def _run_text(run: _Run, done: str, between: int = 0) -> str:
-    """Names the records of a run (more than one) in words, `between` others among them counted in."""
+    """Name the records of a run (more than one) in words, `between` others among them counted in."""
     count = run.length + between
     return f"{count:,} records {done} so far" if run.earlier is None else f"newest {count:,} records {done}"
 

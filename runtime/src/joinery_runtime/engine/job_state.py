@@ -43,12 +43,13 @@ class JobIdentity:
     candidate: OwnerCandidate | None = None
 
     def defines(self, record: JobRecord) -> bool:
-        """Whether the record's plan and newest epoch were made under this definition."""
+        """Return whether the record's plan and newest epoch were made under this definition."""
         return record.definition is None or same_rows(record.definition, self.definition)
 
 
 def compare_with_state(identity: JobIdentity, record: JobRecord) -> tuple[str, ...]:
-    """Warnings about a job that continues with the state of another; raises IncompatibleState if it cannot (M2)."""
+    """Return warnings about a job that continues with the state of another; raises IncompatibleState if it cannot
+    (M2)."""
     if record.signature is None:
         return ()
     comparison = compare(record.signature, identity.signature)
@@ -136,11 +137,12 @@ class JobState:
         return tuple(s for s in self.segments.values() if times.needed(self.pipeline, s, plan.horizons))
 
     def horizons(self, now: Times) -> dict[str, Horizon]:
-        """How far an epoch with these times closes each part of the state."""
+        """Return how far an epoch with these times closes each part of the state."""
         return times.horizons(self.pipeline, now, self.floors)
 
     def closes(self, now: Times) -> bool:
-        """Whether an epoch with these times, or one right after it, would emit something without any arrival (T3)."""
+        """Return whether an epoch with these times, or one right after it, would emit something without any arrival
+        (T3)."""
         reached = times.settled(self.pipeline, now, self.floors)
         return any(times.closes(self.pipeline, meta, reached) for meta in self.remaining)
 
@@ -199,8 +201,8 @@ class JobState:
         return replace(after, totals=self.totals.after(plan, outcome, rows))
 
     def dropped(self, plan: EpochPlan, outcome: EpochOutcome) -> set[str]:
-        """Segments that the epoch takes out of the live set: expired, merged into others, or no longer needed by any
-        shard that has rows of them."""
+        """Return segments that the epoch takes out of the live set: expired, merged into others, or no longer needed by
+        any shard that has rows of them."""
         expired = {s.key for s in self.segments.values() if times.expired(self.pipeline, s, plan.horizons)}
         replaced = {key for summary in outcome.shards.values() for key in summary.replaced}
         finished = Counter(key for summary in outcome.shards.values() for key in summary.finished)
@@ -245,7 +247,7 @@ def live_segments(record: JobRecord) -> list[SegmentMeta]:
 
 
 def stored_floors(record: JobRecord | None) -> dict[str, int]:
-    """How far the last committed epoch has closed each part of the state."""
+    """Return how far the last committed epoch has closed each part of the state."""
     return dict(_closed_parts(record).get("horizons", {}))
 
 
@@ -255,8 +257,8 @@ def stored_removed(record: JobRecord | None) -> dict[str, int]:
 
 
 def stored_co_partitions(record: JobRecord | None) -> int:
-    """How many partitions co-partitioned inputs have in common, which decides where their rows are; 0: the inputs are
-    not co-partitioned, or nothing was read."""
+    """Return how many partitions co-partitioned inputs have in common, which decides where their rows are; 0: the
+    inputs are not co-partitioned, or nothing was read."""
     return int(_closed_parts(record).get("co_partitions", 0))
 
 

@@ -86,7 +86,7 @@ def late_inputs(totals: Totals, clocks: Mapping[str, InputClock]) -> Iterator[La
 
 
 def delays_to_name(job: Job, totals: Totals, disorder: Mapping[str, int]) -> Iterator[str]:
-    """Proposes a delay for inputs whose rows were out of order (`disorder`, ms) but for now not late, and that name no
+    """Propose a delay for inputs whose rows were out of order (`disorder`, ms) but for now not late, and that name no
     delay: with other epochs their rows may be."""
     for side in job.inputs:
         behind, late = disorder.get(side.name, 0), totals.dropped.get(side.name, {}).get("late", 0)
@@ -100,7 +100,7 @@ def delays_to_name(job: Job, totals: Totals, disorder: Mapping[str, int]) -> Ite
 
 
 def closed_inputs(totals: Totals) -> Iterator[str]:
-    """Words about the inputs with rows that fell inside sessions at their cap since the state began (S2)."""
+    """Yield words about the inputs with rows that fell inside sessions at their cap since the state began (S2)."""
     for name, counts in totals.dropped.items():
         if rows := counts.get("closed", 0):
             yield closed_words(name, rows)

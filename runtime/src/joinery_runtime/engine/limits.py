@@ -126,14 +126,15 @@ class Pauses:
         return {name: over.words(self._pipeline) for over in reversed(self.over) for name in self._paused_by(over)}
 
     def shrinks(self, horizons: Horizons) -> bool:
-        """Whether an epoch with these horizons drops segments of a part that is over its cap, whatever it reads."""
+        """Return whether an epoch with these horizons drops segments of a part that is over its cap, whatever it
+        reads."""
         parts = {over.part for over in self.over}
         segments = (meta for meta in self._segments if meta.part.removesuffix(FLAGS) in parts)
         return any(times.expired(self._pipeline, meta, horizons) for meta in segments)
 
     def stuck_error(self, activity: InputActivity) -> LimitReached | None:
-        """Why unread records can never be read: the inputs that would release rows of the part are paused too, or idle.
-        None if there are no such records."""
+        """Return why unread records can never be read: the inputs that would release rows of the part are paused too,
+        or idle. None if there are no such records."""
         # The inputs that will still be read, now or after others have been.
         everything = {spec.name for spec in self._pipeline.inputs}
         progressing = (everything - self.inputs().keys() - set(activity.idle)) | set(activity.ended)

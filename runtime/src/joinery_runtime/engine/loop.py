@@ -92,7 +92,7 @@ class Outages:
         self._outage: Outage | None = None
 
     def wait(self, error: Unavailable) -> None:
-        """Pauses once; a stop of the job ends the pause early."""
+        """Pause once; a stop of the job ends the pause early."""
         self._stop.wait(self._record_outage(error).pause)
 
     def _record_outage(self, error: Unavailable) -> Outage:
@@ -144,7 +144,7 @@ class Outages:
             self._outage = None
 
     def retry_until_available(self, action: Callable[[], Result]) -> Result | None:
-        """Repeats the action until the systems it needs answer, and returns its result; None if the stop came first."""
+        """Repeat the action until the systems it needs answer, and return its result; None if the stop came first."""
         while not self._stop.is_set():
             try:
                 return action()
@@ -234,7 +234,7 @@ class _DriverLoop:
             self._wait_for_records()
 
     def _run_epoch(self, *, settle: bool, reads: bool = True) -> bool:
-        """Plans and runs an epoch if there is work; returns whether one was committed."""
+        """Plan and run an epoch if there is work, and return whether one was committed."""
         started = time.monotonic()
         try:
             with self._outages.watching(self._driver.unavailability):

@@ -84,8 +84,8 @@ def lower_watermarks(
 
 
 def _lost_flags(pipeline: Pipeline, meta: SegmentMeta, floors: Mapping[str, int]) -> bool:
-    """Whether the segment may hold left rows of a semi join that were evicted, and whose flags, which say that they
-    were emitted, went with them."""
+    """Return whether the segment may hold left rows of a semi join that were evicted, and whose flags, which say that
+    they were emitted, went with them."""
     step, side = pipeline.side(meta.part)
     spec = step.sides[side]
     emitted_at_match = step.emits == "matched" and spec.flags and meta.part == spec.part

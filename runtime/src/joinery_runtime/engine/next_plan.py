@@ -59,8 +59,8 @@ class PlanHistory:
 
 
 def shards_for_cores(most: int, cores: int, newest: int) -> int:
-    """How many shards the next epoch has: SHARDS_PER_CORE for each core, or up to twice as many if that divides `most`.
-    `newest` is the number of the plan before (0: none).
+    """Return how many shards the next epoch has: SHARDS_PER_CORE for each core, or up to twice as many if that divides
+    `most`. `newest` is the number of the plan before (0: none).
 
     A shard costs an epoch 6 to 9 ms of CPU, whatever its rows, so a job whose `shards` leave room to grow would pay for
     that room in every epoch. Divisors keep the ranges nested: what an epoch with more shards writes lies within a shard
@@ -82,8 +82,8 @@ def read_shares(
     densities: EventTimeRates[PartitionRef],
     sizes: RecordSizes,
 ) -> list[tuple[Bounds, int]]:
-    """How many records the next epoch reads of each partition; none of inputs that are `waiting` or `paused`. 0 only
-    fixes where a partition starts that was never planned."""
+    """Return how many records the next epoch reads of each partition; none of inputs that are `waiting` or `paused`. 0
+    only fixes where a partition starts that was never planned."""
     assigned = [bound for bound in snapshot.bounds if bound.is_assigned]
     backlogs = [
         Backlog(
@@ -124,8 +124,8 @@ def _allocate_records(backlogs: Sequence[Backlog[PartitionRef]], settings: PlanS
 
 
 def _is_one_epoch(bounds: Sequence[Bounds], sizes: RecordSizes, budget: Budget) -> bool:
-    """Whether all records that there will ever be fit in one epoch. Then no row is late, however unsorted the inputs
-    are: the first epoch has no watermark (T3)."""
+    """Return whether all records that there will ever be fit in one epoch. Then no row is late, however unsorted the
+    inputs are: the first epoch has no watermark (T3)."""
     if not all(bound.final and bound.is_assigned for bound in bounds):
         return False
     records = size = 0.0
@@ -241,9 +241,9 @@ def _has_news(state: JobState, snapshot: SourceSnapshot, checkpoint_interval_ms:
 
 
 def common_partitions(bounds: Iterable[Bounds], inputs: Collection[str], earlier: int) -> int:
-    """How many partitions co-partitioned inputs have in common: the greatest common divisor of their topics' partition
-    counts, or the number `earlier` of an earlier plan (0: none); 0 while an input has no partition. Raises SourceError
-    if the divisor is 1, or if `earlier` does not divide the present count of a topic."""
+    """Return how many partitions co-partitioned inputs have in common: the greatest common divisor of their topics'
+    partition counts, or the number `earlier` of an earlier plan (0: none); 0 while an input has no partition. Raises
+    SourceError if the divisor is 1, or if `earlier` does not divide the present count of a topic."""
     counts = Counter((bound.partition.input, bound.partition.topic) for bound in bounds)
     if not earlier and {name for name, _ in counts} != set(inputs):
         return 0
@@ -302,8 +302,9 @@ def _topic_numbers(bounds: Iterable[Bounds], ranges: Iterable[Range], inputs: In
 
 
 def _is_shared(starts: Iterable[PartitionRef], bounds: Collection[Bounds]) -> bool:
-    """Whether one of these partitions belongs to an input of which this job has some partitions and other members have
-    the rest. At the start the group first gives a job none, which is no reason for an epoch without rows."""
+    """Return whether one of these partitions belongs to an input of which this job has some partitions and other
+    members have the rest. At the start the group first gives a job none, which is no reason for an epoch without
+    rows."""
     own, foreign = ({b.partition.input for b in bounds if b.is_assigned is assigned} for assigned in (True, False))
     return any(ref.input in own & foreign for ref in starts)
 

@@ -53,7 +53,7 @@ def in_chunks(batches: Generator[pa.RecordBatch, None, T]) -> Generator[pa.Recor
 
 
 def slice_batches(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
-    """Cuts the batches to about CHUNK_BYTES and at most CHUNK_ROWS, by the mean row size of each batch."""
+    """Cut the batches to about CHUNK_BYTES and at most CHUNK_ROWS, by the mean row size of each batch."""
     for batch in batches:
         size = max(1, batch.nbytes // max(1, batch.num_rows))
         at_once = max(1, min(CHUNK_ROWS, CHUNK_BYTES // size))
@@ -72,7 +72,7 @@ class ReplayableBatches(Generic[T]):
         self.count = 0
 
     def any(self) -> bool:
-        """Whether there is any row. The batch made to find out becomes the first one of `to_batches`."""
+        """Return whether there is any row. The batch made to find out becomes the first one of `to_batches`."""
         batches = self._remaining_batches()
         first = next(batches, None)
         self._begun = None if first is None else chain([first], batches)

@@ -116,8 +116,8 @@ class Planner:
         always: bool = False,
         reads: bool = True,
     ) -> PlanResult:
-        """Plans the epoch after this state. Raises SourceError, and LimitReached when
-        records wait that no later plan could read either.
+        """Plan the epoch after this state. Raises SourceError, and LimitReached when records wait that no later plan
+        could read either.
 
         A plan without rows is made with `always` (a step of a trace), for a partition that was never planned, to fix
         where it starts, to store that an input has begun which has no partition yet, to store that an input has ended
@@ -184,7 +184,7 @@ class Planner:
         ]
 
     def _is_due(self, snapshot: SourceSnapshot, paused: Collection[str]) -> bool:
-        """Whether an epoch may begin: after the interval, or when waiting would not make it larger."""
+        """Return whether an epoch may begin: after the interval, or when waiting would not make it larger."""
         last, interval = self._planned_at_ms, self._settings.interval_ms
         if last is None or snapshot.now_ms - last >= interval or all(bound.final for bound in snapshot.bounds):
             return True
@@ -234,7 +234,7 @@ class Planner:
         )
 
     def check_sources(self, inputs: Inputs) -> None:
-        """Asks every source once, while other parts of the job start: this joins the consumer groups, and finds missing
+        """Ask every source once, while other parts of the job start: this joins the consumer groups, and finds missing
         topics and lost records. Raises SourceError."""
         self._ask_bounds(inputs)
 
@@ -256,8 +256,8 @@ class Planner:
     # --- partitions that are shared out -------------------------------------------------------------------------------
 
     def replaced_partitions(self, plan: EpochPlan, inputs: Inputs) -> frozenset[PartitionRef]:
-        """Partitions of the plan whose topic is no longer the one that the plan was made for. Raises DataLoss if there
-        are any, unless the job allows it."""
+        """Return partitions of the plan whose topic is no longer the one that the plan was made for. Raises DataLoss if
+        there are any, unless the job allows it."""
         ids = {name: {**inputs[name].topic_ids, **plan.topic_ids.get(name, {})} for name in self._sources}
         replaced = self._run_calls(
             [
@@ -283,7 +283,7 @@ class Planner:
             source.unpin(inputs[name].positions if name in inputs else {})
 
     def rejoin(self, now_ms: int) -> int:
-        """Rejoins the consumer groups. Returns how often that happened within the last REJOINS_MS, this time
+        """Rejoin the consumer groups. Returns how often that happened within the last REJOINS_MS, this time
         included."""
         for source in self._sources.values():
             source.rejoin()
@@ -306,7 +306,7 @@ class Planner:
         return [(n, source, [ref for ref in listed if ref.input == n]) for n, source in self._sources.items()]
 
     def learn(self, plan: EpochPlan, outcome: EpochOutcome, before: Inputs) -> None:
-        """Learns record densities, sizes and the spread of rows from a finished epoch; `before` is the inputs' state at
+        """Learn record densities, sizes and the spread of rows from a finished epoch; `before` is the inputs' state at
         its start."""
         reads = outcome.read.partitions
         rows = {task: shard.rows_in + shard.rows_taken for task, shard in outcome.shards.items()}
@@ -320,7 +320,7 @@ class Planner:
     # --- how large a plan is ------------------------------------------------------------------------------------------
 
     def learn_size(self, partition: PartitionRef, records: int, size: int) -> None:
-        """Learns record sizes from what an unfinished epoch has read of a partition."""
+        """Learn record sizes from what an unfinished epoch has read of a partition."""
         self._sizes.observe(partition, records, size)
 
     def allowed_bytes(self, plan: EpochPlan) -> dict[PartitionRef, int]:

@@ -40,7 +40,7 @@ class CommitResult(Enum):
 
 
 def resolve_commit(observed: JobRecord | None, generation: int, epoch: int) -> CommitResult:
-    """Decides what became of a commit of `epoch` by `generation` that got no answer.
+    """Decide what became of a commit of `epoch` by `generation` that got no answer.
 
     A newer generation means FENCED, whether or not the epoch was committed: its driver has recovered from what the
     store holds.

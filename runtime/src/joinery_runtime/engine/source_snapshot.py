@@ -135,7 +135,7 @@ def beyond_end_warnings(bounds: Iterable[Bounds], inputs: Inputs) -> dict[str, s
 
 
 def with_partitions(inputs: Inputs, bounds: Iterable[Bounds]) -> dict[str, InputState]:
-    """Fits each input's progress to the partitions that exist. A partition holds its input's watermark back from the
+    """Fit each input's progress to the partitions that exist. A partition holds its input's watermark back from the
     start, not only from its first record. One that no longer exists (the job may name another topic now) must not hold
     it back for ever."""
     highest: dict[str, dict[str, int | None]] = {name: {} for name in inputs}
@@ -187,7 +187,7 @@ def tables_first_read(
     tables: Iterable[str],
     first_ends: Mapping[PartitionRef, int],
 ) -> tuple[str, ...]:
-    """Tables whose first read is complete with these ranges."""
+    """Return tables whose first read is complete with these ranges."""
     reached = {bound.partition: bound.start for bound in bounds} | {r.partition: r.end_exclusive for r in ranges}
     unread = (name for name in tables if not inputs[name].first_read)
     return tuple(sorted(name for name in unread if _first_read(name, reached, inputs, first_ends)))
@@ -221,8 +221,8 @@ def reached_time(state: InputState, unread: Iterable[PartitionRef], delay_ms: in
 def reads_ahead_of_tables(
     inputs: Inputs, ranges: Iterable[Range], tables: Collection[str], reached: Mapping[str, int]
 ) -> bool:
-    """Whether these ranges hold records of a stream that has been read further than its table will be after them. Such
-    records would only wait in the state."""
+    """Return whether these ranges hold records of a stream that has been read further than its table will be after
+    them. Such records would only wait in the state."""
     streams = inputs.keys() - tables
     reads = any(r.partition.input in streams and r.start < r.end_exclusive for r in ranges)
     table = min((reached.get(name, END_OF_TIME) for name in tables), default=END_OF_TIME)
@@ -299,8 +299,8 @@ class IdleClock:
         return {name: tuple(parts) for name, parts in idle_ids.items()}
 
     def idle_for_ms(self, all_idle: bool, now_ms: int, committed_ms: int) -> int:
-        """How long all inputs have been idle (T6), rounded down to PACE_MS. `all_idle` says whether they are idle now;
-        `committed_ms` is the time counted so far, by this process or an earlier one, that is committed."""
+        """Return how long all inputs have been idle (T6), rounded down to PACE_MS. `all_idle` says whether they are
+        idle now; `committed_ms` is the time counted so far, by this process or an earlier one, that is committed."""
         if not all_idle:
             self._all_idle_at_ms = None
             return 0

@@ -215,7 +215,7 @@ class StepTask:
         return rewrites + [_Rewrite(side, [meta], (owned,), shared=True) for meta in spanning]
 
     def _lasts_forever(self, side: int) -> bool:
-        """Whether event time never expires the rows of this side."""
+        """Return whether event time never expires the rows of this side."""
         return self._step.kind.retention[side].kept_for_ms is None
 
     def _segments_to_merge(self, side: int, segments: Sequence[SegmentMeta], owned: HashRange) -> Groups:

@@ -159,7 +159,7 @@ class WorkerProcesses:
 
 
 def deal_ranges(ranges: Sequence[Range], most: int) -> list[list[Range]]:
-    """Deals the ranges to at most `most` readers with about the same number of records each. As far as that allows, a
+    """Deal the ranges to at most `most` readers with about the same number of records each. As far as that allows, a
     partition goes to the same reader in every epoch, which has already fetched records of it."""
     readers: list[list[Range]] = [[] for _ in range(min(most, len(ranges)))]
     loads = [0] * len(readers)

@@ -319,7 +319,8 @@ class Worker:
         reject_seconds(columns, work.milliseconds, at_least=enough)
 
     def _row_limit(self, step: StepSpec, plan: EpochPlan) -> RowLimit | None:
-        """How large a row of the step may be. Without dead letters there is no limit here: the writer names the row."""
+        """Return how large a row of the step may be. Without dead letters there is no limit here: the writer names the
+        row."""
         limit = self._parts.row_limit
         if limit is None or step is not self._pipeline.last or self._parts.dead_letters is None:
             return None
@@ -455,7 +456,7 @@ class Worker:
     def _stage_runs(
         self, attempt: AttemptId, runs: Iterable[tuple[str, Run]], co_partitions: int
     ) -> tuple[SegmentMeta, ...]:
-        """Stages the runs, with one call of the store for about each STAGED_BYTES of them."""
+        """Stage the runs, with one call of the store for about each STAGED_BYTES of them."""
         staged: list[SegmentMeta] = []
         waiting: list[tuple[SegmentMeta, bytes]] = []
         sides = self._pipeline.parts()

@@ -69,7 +69,7 @@ class RawBatch:
 
     @classmethod
     def joined(cls, batches: Sequence[RawBatch]) -> RawBatch:
-        """Concatenates batches of one Kafka partition, given in offset order. Copies the bytes."""
+        """Concatenate batches of one Kafka partition, given in offset order. Copies the bytes."""
         first = batches[0]
         if len(batches) == 1:
             return first

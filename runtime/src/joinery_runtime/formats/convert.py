@@ -159,7 +159,7 @@ def _read_timestamps(text: pl.Series) -> pl.Series:
 
 
 def _drop_seconds(numbers: pl.Series) -> pl.Series:
-    """Numbers as milliseconds; null where they most likely count seconds, or are outside the years 1 to 9999."""
+    """Return numbers as milliseconds; null where they most likely count seconds, or are outside the years 1 to 9999."""
     if numbers.is_between(SECONDS_2000, SECONDS_2100, closed="left").any():
         seconds = _T.is_between(SECONDS_2000, SECONDS_2100, closed="left")
         numbers = _apply_expression(numbers, pl.when(~seconds).then(_T))

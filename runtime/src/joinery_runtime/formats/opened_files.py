@@ -112,7 +112,7 @@ def opened(path: str) -> Iterator[Bytes]:
 
 
 def covers_file(path: str, file: str) -> bool:
-    """Whether the path, a directory or a pattern, would stand for that file if it existed."""
+    """Return whether the path, a directory or a pattern, would stand for that file if it existed."""
     return Path(file).parent == Path(path) or fnmatch.fnmatchcase(file, path)
 
 

@@ -115,7 +115,7 @@ class FormatDecoder(ABC):
 
     @classmethod
     def cut(cls, model: Input, /) -> Cut:
-        """How files of the input are cut into records."""
+        """Return how files of the input are cut into records."""
         return Cut()
 
     @classmethod
@@ -196,7 +196,7 @@ def text_in_json(value: Any) -> str:
 
 
 def is_json(text: bytes) -> bool:
-    """Whether the whole text is one JSON value."""
+    """Return whether the whole text is one JSON value."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -318,8 +318,8 @@ def not_utf8_faults(column: str, garbled: BoolArray) -> list[Fault]:
 
 
 def may_contain(values: pa.BinaryArray, needle: bytes) -> bool:
-    """Whether a record may contain these bytes. False is certain. One fast scan of the values' buffer, which other
-    arrays may share."""
+    """Return whether a record may contain these bytes. False is certain. One fast scan of the values' buffer, which
+    other arrays may share."""
     data = values.buffers()[2]
     return data is not None and needle in data.to_pybytes()
 
@@ -424,7 +424,7 @@ def is_framed(values: pa.BinaryArray) -> pa.BooleanArray:
 
 
 def looks_like(record: bytes) -> str | None:
-    """Says what a record is that is not in its input's format; None if that is not known."""
+    """Say what a record is that is not in its input's format; None if that is not known."""
     for magic, description in _OTHERS.items():
         if record.startswith(magic):
             return description
@@ -445,8 +445,8 @@ def looks_like(record: bytes) -> str | None:
 
 
 def _may_be_protobuf(framed: bytes) -> bool:
-    """Whether the first message's index (a zero) is followed by Protobuf fields up to the end. This is seldom true of
-    Avro that begins with a zero."""
+    """Return whether the first message's index (a zero) is followed by Protobuf fields up to the end. This is seldom
+    true of Avro that begins with a zero."""
     at, size = 1, len(framed)
     try:
         while at < size:

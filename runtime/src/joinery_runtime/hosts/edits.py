@@ -65,8 +65,8 @@ class EarlierDefinition:
         return has_unpublished_rows
 
     def _may_be_visible(self, planned: Job, record: JobRecord, claims: Mapping[str, str]) -> bool:
-        """Whether rows of the planned epoch are in an output. Fences every claimant of a part of it, as the start of a
-        driver does: what is not visible by then never will be."""
+        """Return whether rows of the planned epoch are in an output. Fences every claimant of a part of it, as the
+        start of a driver does: what is not visible by then never will be."""
         if planned.spec.delivery != "exactlyOnce":
             # `delivery` is no part of the definition, so it may have been edited too, and a writer without transactions
             # cannot fence another one.
@@ -99,8 +99,8 @@ def _open_sinks(referring: Job, address: PostgresStoreAddress | None, incarnatio
 
 
 def input_change_warnings(before: Job, now: Job) -> Iterator[str]:
-    """Warnings of an edit that leaves the state as it is: it counts for records that are read from now on only, which
-    whoever has corrected a topic or a path may not expect."""
+    """Yield warnings of an edit that leaves the state as it is: it counts for records that are read from now on only,
+    which whoever has corrected a topic or a path may not expect."""
     inputs_before = {source.name: source for source in before.read_inputs}
     for side in now.read_inputs:
         if (was := inputs_before.get(side.name)) is None:
@@ -133,7 +133,7 @@ def _added_topics(before: Input, now: Input) -> list[str]:
 
 @contextmanager
 def attribute_errors_to_edit(job: Job) -> Iterator[None]:
-    """Says of an error in the data that it is what was begun before the edit that fails. It occurs again at each start,
+    """Say of an error in the data that it is what was begun before the edit that fails. It occurs again at each start,
     and whoever would restart the job has to know."""
     try:
         yield

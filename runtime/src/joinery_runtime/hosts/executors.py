@@ -35,7 +35,7 @@ def executor_ids(context: SparkContext) -> list[str]:
 
 
 def _list_members(context: SparkContext) -> list[tuple[str, str]]:
-    """Ids and hosts, the oldest first."""
+    """Return ids and hosts, the oldest first."""
     executors = [] if is_local(context.master) else list_executors(context)
     return sorted(executors, key=lambda executor: (len(executor[0]), executor[0]))  # by number
 
@@ -45,8 +45,8 @@ def _executor_location(executor: str, host: str) -> str:
 
 
 def request_executors(context: SparkContext, count: int) -> int:
-    """Has Spark keep this many executors. Ends the newest of those that run beyond them, and says how many. No task may
-    be running. Raises Py4JError and ConnectionError."""
+    """Have Spark keep this many executors. Ends the newest of those that run beyond them, and says how many. No task
+    may be running. Raises Py4JError and ConnectionError."""
     surplus = executor_ids(context)[count:]
     if surplus:
         end_executors(context, surplus)

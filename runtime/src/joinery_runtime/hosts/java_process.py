@@ -60,9 +60,9 @@ _IGNORE_INTERRUPTS = ("bash", "-c", 'trap "" INT; builtin exec "$0" "$@"')
 
 
 def kill_starts() -> None:
-    """Kills the Java processes that are being started. To be called when this process ends, and before an exception
-    cuts a start short: PySpark then removes the folder to which Java writes its address, and a Java that cannot write
-    there prints a traceback and never ends. Spark's empty temporary folder may stay."""
+    """Kill the Java processes that are being started. To be called when this process ends, and before an exception cuts
+    a start short: PySpark then removes the folder to which Java writes its address, and a Java that cannot write there
+    prints a traceback and never ends. Spark's empty temporary folder may stay."""
     for process in list(_under_way):
         process.kill()
 

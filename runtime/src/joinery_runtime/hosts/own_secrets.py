@@ -71,7 +71,7 @@ def with_own_secrets(job: Job, job_file: Path) -> Job:
 
 
 def lacks_secrets(job: Job) -> bool:
-    """Whether `without_secrets` removed values."""
+    """Return whether `without_secrets` removed values."""
     return WITHHELD in _secret_values(job).values()
 
 

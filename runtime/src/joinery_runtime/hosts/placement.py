@@ -122,7 +122,8 @@ def require_java() -> str | None:
 
 
 def runs_under_spark_submit() -> bool:
-    """Whether spark-submit started this process. Then the JVM already runs, with a master and a log of its own."""
+    """Return whether spark-submit started this process. Then the JVM already runs, with a master and a log of its
+    own."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 

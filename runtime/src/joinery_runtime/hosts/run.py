@@ -136,8 +136,8 @@ class _JobRun:
         self._spark = RunSpark(opened, stack, master, caller.stop, caller.warn, caller.board, context, py_files)
 
     def start(self, job: Job) -> Job:
-        """Finishes what an earlier definition of the job began, then runs the job, and returns it with the names that
-        its columns have. May be called again."""
+        """Finish what an earlier definition of the job began, then run the job, and return it with the names that its
+        columns have. May be called again."""
         record = self.store.record(job.name)
         if record is not None and self._caller.candidate is not None:
             check_candidate(job.name, record.owner, self._caller.candidate)
@@ -169,7 +169,7 @@ class _JobRun:
         return job
 
     def settle(self, earlier: EarlierDefinition) -> None:
-        """Finishes what was begun before the job was edited, under the definition of that time: the planned epoch, and
+        """Finish what was begun before the job was edited, under the definition of that time: the planned epoch, and
         the output of the newest one. Raises JoineryError."""
         with attribute_errors_to_edit(earlier.job):
             if next_action(earlier.record) is Action.REPLAY or earlier.publish_newest():
@@ -244,7 +244,7 @@ class _JobRun:
 
     @contextmanager
     def _ignore_cancelled_epoch(self) -> Iterator[None]:
-        """Suppresses the error of an epoch that was cancelled because the job had no executors when it was stopped. The
+        """Suppress the error of an epoch that was cancelled because the job had no executors when it was stopped. The
         next start replays that epoch."""
         try:
             yield

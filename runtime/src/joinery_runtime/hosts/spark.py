@@ -162,7 +162,7 @@ class SparkHost:
         return self._processes
 
     def warm(self) -> None:
-        """Has a process of each executor build its worker, so that the first epoch does not wait for that. What goes
+        """Have a process of each executor build its worker, so that the first epoch does not wait for that. What goes
         wrong with it, the first epoch meets too, and says."""
         setup = self._setup
         with suppress(Py4JError, ConnectionError):
@@ -353,8 +353,7 @@ _VARIABLES: set[str] = set()  # environment variables that starts of a context h
 
 @contextmanager
 def restore_process() -> Iterator[None]:
-    """Restores this process after a Spark that was started in the block: ends its Java process, unsets its
-    variables."""
+    """Restore this process after a Spark that was started in the block: ends its Java process, unsets its variables."""
     try:
         with end_new_java():
             yield

@@ -69,21 +69,21 @@ def launch_java_with(popen: Callable[..., subprocess.Popen[bytes]]) -> Iterator[
 
 
 def context_is_active() -> bool:
-    """Whether a context runs in this process. `SparkContext.getOrCreate` would start one, and
+    """Return whether a context runs in this process. `SparkContext.getOrCreate` would start one, and
     `SparkSession.getActiveSession` does not know a context without a session."""
     return SparkContext._active_spark_context is not None
 
 
 def is_stopped(context: SparkContext) -> bool:
-    """Whether the context was stopped in this process. PySpark's context has no such question; Scala's `isStopped` can
-    only be asked while there is a connection."""
+    """Return whether the context was stopped in this process. PySpark's context has no such question; Scala's
+    `isStopped` can only be asked while there is a connection."""
     return context._jsc is None
 
 
 def thread_connection_is_idle(context: SparkContext) -> bool:
-    """Whether this thread's connection to Java is idle. That of an interrupted call is not: its answer is still to
-    come, and the next call would take it for its own. PySpark drops such a connection together with the traceback, and
-    with it all that was set for the thread. Neither PySpark nor py4j tells of it."""
+    """Return whether this thread's connection to Java is idle. That of an interrupted call is not: its answer is still
+    to come, and the next call would take it for its own. PySpark drops such a connection together with the traceback,
+    and with it all that was set for the thread. Neither PySpark nor py4j tells of it."""
     client = context._gateway._gateway_client
     connection = client.get_thread_connection() if hasattr(client, "get_thread_connection") else None
     return connection is None or connection in client.deque
@@ -264,7 +264,7 @@ def count_executors(context: SparkContext) -> int | None:
 
 
 def takes_tasks(context: SparkContext, executor: str) -> bool:
-    """Whether the scheduler knows the executor. Spark tells nobody else."""
+    """Return whether the scheduler knows the executor. Spark tells nobody else."""
     return bool(_java(context).scheduler.isExecutorAlive(executor))
 
 
@@ -391,8 +391,8 @@ def placed_again_rdd(shuffled: RDD[Any], count: int, locations: Sequence[str]) -
 
 
 def has_listeners(context: SparkContext) -> bool:
-    """Whether anybody sees the events of a context: its UI, its event log, or a listener that was added to it. Scala's
-    public API adds and removes listeners, and does not tell of them."""
+    """Return whether anybody sees the events of a context: its UI, its event log, or a listener that was added to it.
+    Scala's public API adds and removes listeners, and does not tell of them."""
     java = _java(context)
     queues = set(str(java.listeners.activeQueues().mkString(",")).split(","))
     return bool({"shared", "eventLog"} & queues) or bool(java.context.ui().isDefined())

@@ -43,19 +43,19 @@ _HIDDEN = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
 
 
 def is_secret(setting: str) -> bool:
-    """Whether no message may show the value of a setting."""
+    """Return whether no message may show the value of a setting."""
     return _HIDDEN.search(setting) is not None
 
 
 def only_in_context(setting: str) -> bool:
-    """Whether a setting must not be an argument of the JVM. Every user of the machine can list arguments. Besides, they
-    apply to each later context of the process, which may have another master."""
+    """Return whether a setting must not be an argument of the JVM. Every user of the machine can list arguments.
+    Besides, they apply to each later context of the process, which may have another master."""
     return is_secret(setting) or setting.startswith(_SECURITY)
 
 
 def speaks_tls(master: str, named: Mapping[str, str]) -> bool:
-    """Whether the driver and its executors speak TLS. `named` are the settings that somebody has set: without any, TLS
-    is where Joinery can give every executor the key (`hosts.exchange_tls`)."""
+    """Return whether the driver and its executors speak TLS. `named` are the settings that somebody has set: without
+    any, TLS is where Joinery can give every executor the key (`hosts.exchange_tls`)."""
     if SPEAKS_TLS in named:
         return is_true(named[SPEAKS_TLS])
     if not is_authenticated(named) or is_true(named.get(_CRYPTO, "")):
@@ -66,13 +66,13 @@ def speaks_tls(master: str, named: Mapping[str, str]) -> bool:
 
 
 def names_key(named: Mapping[str, str]) -> bool:
-    """Whether somebody has named a key, for these connections or for all that Spark encrypts by TLS."""
+    """Return whether somebody has named a key, for these connections or for all that Spark encrypts by TLS."""
     return any(f"spark.ssl.{rpc}{name}" in named for rpc in ("", "rpc.") for name in _KEY_SETTINGS)
 
 
 def executors_have_key_folder(named: Mapping[str, str]) -> bool:
-    """Whether this driver's pod and those of its executors have a folder for the key. An operator of an earlier release
-    may have rendered the template of the executors, in which there is none."""
+    """Return whether this driver's pod and those of its executors have a folder for the key. An operator of an earlier
+    release may have rendered the template of the executors, in which there is none."""
     return ENV_KEY_FOLDER in os.environ and f"spark.executorEnv.{ENV_KEY_FOLDER}" in named
 
 
@@ -115,7 +115,7 @@ def environment_defaults(master: str) -> dict[str, str]:
 
 
 def is_local(master: str) -> bool:
-    """Whether tasks run in the driver's own JVM and its workers."""
+    """Return whether tasks run in the driver's own JVM and its workers."""
     return master == "local" or master.startswith("local[")
 
 
@@ -124,7 +124,7 @@ def is_on_this_machine(master: str) -> bool:
 
 
 def is_local_cluster(master: str) -> bool:
-    """Whether tasks run in executors on this machine, which the driver starts."""
+    """Return whether tasks run in executors on this machine, which the driver starts."""
     return master.startswith("local-cluster[")
 
 

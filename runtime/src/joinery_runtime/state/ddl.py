@@ -156,7 +156,7 @@ _LOCK = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('jo
 
 
 def ensure_schema(connection: Connection, schema: str) -> None:
-    """Brings the schema to this release's version. Raises IncompatibleState if the schema is newer and not usable.
+    """Bring the schema to this release's version. Raises IncompatibleState if the schema is newer and not usable.
 
     Any number of processes may call it at once. Once the schema exists, the role needs no right to create anything.
     """

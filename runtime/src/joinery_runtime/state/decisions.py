@@ -92,8 +92,8 @@ def require_owned(stored: StoredJob | None, job: str, generation: int | None) ->
 
 
 def check_roll_back(stored: StoredJob, pin: StoredSavepoint) -> bool:
-    """Whether the job was started from the beginning since the savepoint, so that all of it has to be restored. Raises
-    CommittedSince."""
+    """Return whether the job was started from the beginning since the savepoint, so that all of it has to be restored.
+    Raises CommittedSince."""
     if stored.committed != pin.committed:
         raise CommittedSince(
             f"Job {stored.job} cannot simply be rolled back to savepoint {pin.name}",
@@ -104,7 +104,7 @@ def check_roll_back(stored: StoredJob, pin: StoredSavepoint) -> bool:
 
 
 def check_start_anew(stored: StoredJob, pin: StoredSavepoint) -> bool:
-    """Whether there is state to drop; False if the job was already started from the beginning since it. Raises
+    """Return whether there is state to drop; False if the job was already started from the beginning since it. Raises
     StateError."""
     if stored.incarnation != pin.incarnation:
         return False
@@ -123,7 +123,7 @@ def no_savepoint(job: str, name: str, existing: Sequence[str]) -> StateError:
 
 
 def is_new(record: JobRecord) -> bool:
-    """Whether the job has neither state nor a plan that may have been acted on."""
+    """Return whether the job has neither state nor a plan that may have been acted on."""
     return record.committed == 0 and record.signature is None and record.plan is None and not record.segments
 
 
@@ -211,7 +211,7 @@ def decode_owner(text: str | None) -> RecordedOwner | None:
 def check_plan(
     stored: StoredJob | None, job: str, generation: int, plan: str, definition: str, replacing: Json | None = None
 ) -> bool:
-    """Whether the plan is to be written; False: it is there already. Both are JSON texts.
+    """Return whether the plan is to be written; False: it is there already. Both are JSON texts.
 
     A plan is for the next epoch, and one that is pending is never replaced by another, since it may have been acted on:
     except `replacing`: its owner knows that none of its rows ever was or will be visible.
@@ -234,7 +234,7 @@ def _pending_error(summary: str) -> StateError:
 
 
 def check_reset(stored: StoredJob | None, job: str, expected: OwnershipToken | None, *, drop_plan: bool) -> StoredJob:
-    """Offsets change between two plans, never under one: what a plan reads is part of it."""
+    """Check that offsets may change: between two plans, never under one, because what a plan reads is part of it."""
     existing = require_job(stored, job)
     current = ownership(existing.generation, existing.epoch, pending=existing.plan is not None)
     if expected is not None and current != expected:
@@ -308,12 +308,12 @@ def _check_plan_epoch(job: str, plan: Json, expected: int) -> None:
 
 
 def is_committable(segment: StoredSegment, generation: int, epoch: int) -> bool:
-    """Whether the commit of `epoch` by `generation` may make the segment live."""
+    """Return whether the commit of `epoch` by `generation` may make the segment live."""
     return segment.status is SegmentStatus.STAGED and not is_sweepable(segment, generation, epoch - 1, pinned=False)
 
 
 def is_sweepable(segment: StoredSegment, generation: int, committed_epoch: int, *, pinned: bool) -> bool:
-    """Whether nothing can ever need the segment again, given the job's generation and last committed epoch."""
+    """Return whether nothing can ever need the segment again, given the job's generation and last committed epoch."""
     if segment.status is SegmentStatus.STAGED:
         return segment.generation < generation or segment.epoch <= committed_epoch
     return segment.status is SegmentStatus.RETIRED and not pinned

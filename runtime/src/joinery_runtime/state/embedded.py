@@ -174,7 +174,7 @@ def _server_settings() -> list[str]:
 
 
 def _available_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or the limit of its control group."""
+    """Return bytes of memory that this process may use: the machine's, or the limit of its control group."""
     import psutil  # noqa: PLC0415  # comes with the package
 
     limits = [int(psutil.virtual_memory().total)]

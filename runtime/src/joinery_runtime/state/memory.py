@@ -419,7 +419,7 @@ class MemoryStore:
 
     @staticmethod
     def _fence_drivers(entry: _Job) -> None:
-        """Fences every running driver and drops the pending plan."""
+        """Fence every running driver and drop the pending plan."""
         stored = entry.stored
         entry.stored = replace(
             stored, generation=stored.generation + 1, epoch=decisions.epoch_after_reset(stored), plan=None

@@ -94,7 +94,8 @@ class MovableStore(PostgresStore):
         return Moving(counts["state"], int(row[0]), counts["epochs"], counts["savepoints"])
 
     def knows(self, job: str) -> bool:
-        """Whether the store has a job of that name. Changes nothing, not even where the schema does not exist yet."""
+        """Return whether the store has a job of that name. Changes nothing, not even where the schema does not exist
+        yet."""
         with closing(GuardedConnection(self.dsn)) as bare, bare.session() as connection:
             if not installed_version(connection, self.schema):
                 return False
@@ -138,8 +139,8 @@ class MovableStore(PostgresStore):
             )
 
     def _has_copy(self, job: str, departing: StoredJob) -> bool:
-        """Whether an interrupted move has already copied the job here. Raises StateError if another job of that name
-        is here."""
+        """Return whether an interrupted move has already copied the job here. Raises StateError if another job of that
+        name is here."""
         with self._connection.session() as connection:
             stored = self._stored(connection, job)
         if stored is None or stored.deleted:

@@ -90,7 +90,7 @@ class PostgresStore:
         return f"{self._connection.location}, schema {self.schema}"
 
     def durability_warning(self) -> str | None:
-        """Warns of server settings under which a committed epoch may be lost; None if there are none."""
+        """Warn of server settings under which a committed epoch may be lost; None if there are none."""
         with self._connection.session() as connection:
             row = connection.execute(_DURABILITY).fetchone()
         assert row is not None, "settings are always there"
@@ -104,7 +104,7 @@ class PostgresStore:
         )
 
     def schema_version(self) -> int:
-        """How many of the steps in `ddl` have run on the tables."""
+        """Return how many of the steps in `ddl` have run on the tables."""
         with self._connection.session() as connection:
             return installed_version(connection, self.schema)
 
@@ -437,7 +437,7 @@ class ReadOnlyStore(PostgresStore):
             return self._read_record(connection, job)
 
     def _prepare(self, connection: Connection) -> None:
-        """Leaves an older schema as it is."""
+        """Leave an older schema as it is."""
 
 
 def _stored_job(job: str, row: tuple[Any, ...] | None) -> StoredJob | None:

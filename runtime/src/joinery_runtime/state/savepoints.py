@@ -22,17 +22,17 @@ _PERIODIC = re.compile(r"periodic-\d+")
 
 
 def is_automatic(name: str) -> bool:
-    """Whether a rollout or a migration made the savepoint of this name, rather than a person."""
+    """Return whether a rollout or a migration made the savepoint of this name, rather than a person."""
     return is_rollout(name) or _MIGRATION.fullmatch(name) is not None
 
 
 def is_rollout(name: str) -> bool:
-    """Whether a rollout made the savepoint of this name. Retrying a rollout needs another name."""
+    """Return whether a rollout made the savepoint of this name. Retrying a rollout needs another name."""
     return _ROLLOUT.fullmatch(name) is not None
 
 
 def is_periodic(name: str) -> bool:
-    """Whether a driver made the savepoint of this name. Rollouts do not count such savepoints as their own."""
+    """Return whether a driver made the savepoint of this name. Rollouts do not count such savepoints as their own."""
     return _PERIODIC.fullmatch(name) is not None
 
 
@@ -124,14 +124,14 @@ def unfinished_rollout(store: Savepoints, record: JobRecord, *, but: str) -> Sto
 
 
 def _is_over(pin: StoredSavepoint, pins: Mapping[str, StoredSavepoint]) -> bool:
-    """Whether what an automatic savepoint was made for has ended: it was rolled back, or a later one exists."""
+    """Return whether what an automatic savepoint was made for has ended: it was rolled back, or a later one exists."""
     if not is_automatic(pin.name):
         return False
     return pin.rolled_back or any(is_automatic(o.name) for o in _later_pins(pin, pins.values()))
 
 
 def is_superseded(pin: StoredSavepoint, pins: Iterable[StoredSavepoint]) -> bool:
-    """Whether another rollout came after the savepoint."""
+    """Return whether another rollout came after the savepoint."""
     return any(is_rollout(other.name) for other in _later_pins(pin, pins))
 
 
@@ -153,7 +153,7 @@ def prune_pins(store: Savepoints, job: str, keep: str) -> list[str]:
 
 
 def save_if_due(store: Savepoints, job: str, epoch: int, now_ms: int, *, every_ms: int, keep: int) -> None:
-    """Pins the state on `epoch`, committed at `now_ms` by the store's clock, unless the newest periodic savepoint is
+    """Pin the state on `epoch`, committed at `now_ms` by the store's clock, unless the newest periodic savepoint is
     younger than `every_ms`. Deletes the oldest periodic savepoints beyond `keep`. May be repeated."""
     name = f"periodic-{epoch}"
     # By epochs, which never repeat: a clock that was ahead and is right again gives newer savepoints earlier times.

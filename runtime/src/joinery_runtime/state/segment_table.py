@@ -48,7 +48,7 @@ class SegmentTable:
             self._sql.run(connection, statements.SET_STATUS, job, keys=encode_keys(keys), status=status.value)
 
     def migrate(self, connection: Connection, stored: StoredJob, chain: Mapping[int, Migration], target: int) -> int:
-        """Migrates the live segments that need it and returns how many. Raises IncompatibleState before any change."""
+        """Migrate the live segments that need it and return how many. Raises IncompatibleState before any change."""
         versions = self._sql.run(connection, statements.LIVE_VERSIONS, stored.job).fetchall()
         check_chain((version for (version,) in versions), target, chain)
         below = self._sql.run(connection, statements.LIVE_BELOW, stored.job, version=readable_from(target, chain))
@@ -65,7 +65,7 @@ class SegmentTable:
             self._insert_segments(connection, stored.job, ((meta, blob, live) for meta, blob in segments))
 
     def garbage_keys(self, connection: Connection, stored: StoredJob) -> list[bytes]:
-        """Keys of the segments that nothing can ever need again."""
+        """Return keys of the segments that nothing can ever need again."""
         return [
             key
             for key, status, staged_by, epoch, pinned in self._sql.run(connection, statements.NOT_LIVE, stored.job)

@@ -171,7 +171,8 @@ class JobReader(Protocol):
         ...
 
     def claims(self, job: str) -> dict[str, str]:
-        """Owners of claims by name. A commit removes the claims; a plan that is dropped leaves its claims behind."""
+        """Return the owners of claims by name. A commit removes the claims; a plan that is dropped leaves its claims
+        behind."""
         ...
 
     def epochs(self, job: str, after: int = 0, limit: int = 1000) -> list[EpochRecord]:
@@ -262,7 +263,7 @@ class Savepoints(SavepointReader, Protocol):
     """Pins the current state. Pinned segments stay readable. The live set does not change, and no driver is fenced."""
 
     def create_savepoint(self, job: str, name: str) -> StoredSavepoint:
-        """Pins the live segments with offsets, signature and definition, without copying a blob. Raises StateError if
+        """Pin the live segments with offsets, signature and definition, without copying a blob. Raises StateError if
         the name is taken."""
         ...
 
@@ -309,7 +310,7 @@ class TaskStore(SegmentReader, Protocol):
     def claim(
         self, job: str, expected: OwnershipToken, name: str, owner: str, replacing: str | None = None
     ) -> str | None:
-        """Claims the part `name` of the pending epoch's output for `owner`, where rows are visible before the commit.
+        """Claim the part `name` of the pending epoch's output for `owner`, where rows are visible before the commit.
 
         Returns None if the part was unclaimed; `owner` holds it now. Otherwise returns the holder: `owner` if the
         holder was `replacing`, which must have been fenced; else the first claimant, or "" if that one was fenced
@@ -339,7 +340,7 @@ class Admin(Resets, Protocol):
         ...
 
     def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
-        """Undoes what was done to the state since the savepoint, provided that no epoch was committed since. Raises
+        """Undo what was done to the state since the savepoint, provided that no epoch was committed since. Raises
         CommittedSince if the state stands on another epoch by now. May be repeated.
 
         Makes exactly the pinned segments live. Offsets and signature stay: they are still those of the savepoint, or

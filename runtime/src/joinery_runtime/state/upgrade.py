@@ -22,7 +22,7 @@ from joinery_runtime.state.store import DriverStore, JobReader, JobRecord, Migra
 def migrate_pinned(
     store: DriverStore, record: JobRecord, chain: Mapping[int, Migration], target: int, say: Callable[[str], None]
 ) -> JobRecord:
-    """Pins and migrates the state if it needs a migration, and returns the record. Afterwards a release that writes
+    """Pin and migrate the state if it needs a migration, and return the record. Afterwards a release that writes
     `target` can read every live segment. Raises IncompatibleState before anything is written."""
     check_versions(record, chain, target)
     if not outdated_segments(record, chain, target):
@@ -73,7 +73,7 @@ class Rehearsal:
 
 
 def rehearse_migration(store: StateReader, record: JobRecord, chain: Mapping[int, Migration], target: int) -> Rehearsal:
-    """Migrates every live segment in memory and writes nothing. Raises IncompatibleState.
+    """Migrate every live segment in memory and write nothing. Raises IncompatibleState.
 
     May run beside a driver: if a segment disappears before it is read, the segments that replaced it are used.
     """

@@ -172,7 +172,7 @@ def batches_of(file: pq.ParquetFile, group: RowGroup) -> Iterator[pa.RecordBatch
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether the file's bytes are to blame. What the operating system reports has a number, and may pass."""
+    """Return whether the file's bytes are to blame. What the operating system reports has a number, and may pass."""
     return not isinstance(error, OSError) or error.errno is None
 
 

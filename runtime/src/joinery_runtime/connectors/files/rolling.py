@@ -71,7 +71,7 @@ def held_parts(directory: Path, incarnation: str | None = None) -> list[Part]:
 
 
 def held_names(directory: Path, incarnations: Iterable[str]) -> str:
-    """Patterns for the files that these incarnations hold in the directory."""
+    """Return patterns for the files that these incarnations hold in the directory."""
     names = sorted({f"*-of-{incarnation}.*" if incarnation else "*-rows-*" for incarnation in incarnations})
     return ", ".join(str(directory / HELD / name) for name in names)
 

@@ -280,7 +280,8 @@ class FileSink(NamesNoStore, BufferedSink):
             self._incarnation, self._held_parts = incarnation, None
 
     def _has_part(self, epoch: int, receipt: Receipt) -> bool:
-        """Whether a part is held or was merged later. After a return to a savepoint, its epoch is the newest again."""
+        """Return whether a part is held or was merged later. After a return to a savepoint, its epoch is the newest
+        again."""
         self._held_parts = None  # another driver may have changed it
         is_held = any((part.epoch, part.shard) == (epoch, receipt["shard"]) for part in self._list_parts().values())
         return is_held or any(first <= epoch <= last for first, last, _ in _merged_files(self._directory))

@@ -158,7 +158,7 @@ class FilePlanner(ListedFiles):
             )
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
-        """Cuts a range of about `max_records`, estimated from the length of the next records."""
+        """Cut a range of about `max_records`, estimated from the length of the next records."""
         with opened(bounds.partition.topic) as data:
             file = self._open_file(bounds.partition.topic)
             length = self._record_bytes(data, bounds.start, file)

@@ -46,7 +46,7 @@ class FilePattern:
         self.below: Rest = frozenset([parts[fixed:] or ("*",)])
 
     def follows(self, file: str) -> bool:
-        """Whether the file would match if it existed."""
+        """Return whether the file would match if it existed."""
         if not Path(file).is_relative_to(self.root):
             return False
         *directories, name = Path(file).relative_to(self.root).parts or ("",)
@@ -302,7 +302,7 @@ class WatchedFiles(UnsharedSource):
 
 
 def _without_those_before(bounds: Iterable[Bounds], *, following: bool) -> list[Bounds]:
-    """Forgets the leading files that were read to their ends. Keeps the last of all files, unless others are
+    """Forget the leading files that were read to their ends. Keeps the last of all files, unless others are
     `following`, because it says after which path new files come."""
     files = list(bounds)
     done = 0

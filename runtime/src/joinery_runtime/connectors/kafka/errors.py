@@ -92,7 +92,7 @@ def watermarks(ask: Callable[[], tuple[int, int]]) -> tuple[int, int]:
 
 
 def is_unavailable(error: KafkaError) -> bool:
-    """Whether waiting may help. For errors of transactions, the client itself says so."""
+    """Return whether waiting may help. For errors of transactions, the client itself says so."""
     return error.code() in AWAY or bool(error.retriable())
 
 
@@ -148,8 +148,8 @@ class LastError:
 
 
 def silence_reason(admin: AdminClient, errors: LastError, seconds: float) -> str | None:
-    """Why no broker answers within `seconds`. None if one does, or if waiting would not help. `errors` is the client's
-    `error_cb`. Safe to call from any thread.
+    """Return why no broker answers within `seconds`. None if one does, or if waiting would not help. `errors` is the
+    client's `error_cb`. Safe to call from any thread.
 
     Asks for metadata: when a request of the Admin API times out at a broker that hangs, librdkafka may abort the
     process (an assertion in `rd_kafka_admin_response_parse`)."""

@@ -121,13 +121,13 @@ class GroupMember:
             return True
 
     def is_pinned(self) -> bool:
-        """Whether the member still has all held partitions."""
+        """Return whether the member still has all held partitions."""
         with self._changed:
             self._raise_failure()
             return not self._lost
 
     def unpin(self, committed: Mapping[PartitionRef, int]) -> None:
-        """Lets a waiting rebalance continue. Publishes the next offsets of partitions that are still owned, soon."""
+        """Let a waiting rebalance continue. Publishes the next offsets of partitions that are still owned, soon."""
         with self._changed:
             self._starts |= committed
             news = {
@@ -230,9 +230,9 @@ class GroupMember:
             self._publish_offsets(consumer)
 
     def _has_assignment_of_predecessor(self) -> bool:
-        """Whether the first assignment is that of the member whose instance id this one has taken over. Brokers hand it
-        on without a rebalance, though the topics of the job may be others by now, or have grown; those would never
-        come. What is lacking after a rebalance is another member's."""
+        """Return whether the first assignment is that of the member whose instance id this one has taken over. Brokers
+        hand it on without a rebalance, though the topics of the job may be others by now, or have grown; those would
+        never come. What is lacking after a rebalance is another member's."""
         with self._changed:
             if self._compared or not self._inherits or not self._owned or not self._expected:
                 return False

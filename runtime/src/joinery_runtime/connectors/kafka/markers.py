@@ -95,7 +95,7 @@ class EpochMarkerReader:
             raise self._sink_error(group, error.args[0]) from error
 
     def sign(self, group: str, generation: int, store: StoreIdentity) -> None:
-        """Signs the topic in this group."""
+        """Sign the topic in this group."""
         signature = TopicPartition(self._target.topic, _PARTITION, generation, metadata=store.metadata())
         try:
             with self._open_consumer(group) as consumer:

@@ -150,7 +150,7 @@ class KafkaPlanner:
         self._member.close()
 
     def _warn_of_partitions(self, partitions: Collection[PartitionRef]) -> None:
-        """Warns once of partitions that the job names and that are not there: the job would read others from another
+        """Warn once of partitions that the job names and that are not there: the job would read others from another
         place than somebody thinks."""
         numbers = {ref.partition for ref in partitions}
         for field, at in (("startFrom", self._kafka.start_from), ("stopAt", self._kafka.stop_at)):

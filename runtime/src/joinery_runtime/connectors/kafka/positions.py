@@ -27,7 +27,7 @@ LogOffsetsByPartition = Mapping[PartitionRef, LogOffsets]
 
 
 def log_offsets(admin: KafkaMetadata, partitions: Collection[PartitionRef]) -> dict[PartitionRef, LogOffsets]:
-    """Asks the broker for the present offsets of each partition."""
+    """Ask the broker for the present offsets of each partition."""
     earliest, stable, high = admin.offsets(partitions, OffsetSpec.earliest(), OffsetSpec.latest(), HIGH_WATERMARK)
     # The answers come at different moments: one may include a record that another does not.
     return {ref: LogOffsets(earliest[ref], stable[ref], max(stable[ref], high[ref])) for ref in partitions}
@@ -44,13 +44,13 @@ class Positions:
         self._stops: dict[PartitionRef, int] = {}
 
     def forget(self, partitions: Collection[PartitionRef]) -> None:
-        """Forgets what was resolved for partitions of a topic that no longer exists."""
+        """Forget what was resolved for partitions of a topic that no longer exists."""
         for ref in partitions:
             self._starts.pop(ref, None)
             self._stops.pop(ref, None)
 
     def forget_starts(self) -> None:
-        """Forgets all starts, so that they are resolved again. Only before anything has been read."""
+        """Forget all starts, so that they are resolved again. Only before anything has been read."""
         self._seen, self._starts = False, {}
 
     def starts(

@@ -170,7 +170,7 @@ class OwningProducer:
         )
 
     def _abort_transaction(self) -> None:
-        """Aborts the transaction, so that readers need not wait for the next attempt."""
+        """Abort the transaction, so that readers need not wait for the next attempt."""
         try:
             self._producer.purge()
             self._producer.abort_transaction(_CLEANUP_SECONDS)
@@ -179,7 +179,7 @@ class OwningProducer:
                 raise Disowned(error.args[0].str()) from error
 
     def _repeat_call(self, call: Callable[[float], object], within_seconds: float) -> None:
-        """Repeats a call while its error is retriable. Also raises OutputUnavailable if the client does not return:
+        """Repeat a call while its error is retriable. Also raises OutputUnavailable if the client does not return:
         while librdkafka 2.16 waits for a group's coordinator, it ignores time limits. The call's thread and client are
         then abandoned, as those of a call during which a row is rejected; the next attempt takes over the id."""
         seconds = min(_CALL_SECONDS, max(0.1, within_seconds))

@@ -269,7 +269,7 @@ class KafkaReader:
             raise self._cluster.at(ref.topic).failure(error, doing)
 
     def _skip_lost(self, error: KafkaError, ref: PartitionRef, planned: Range) -> None:
-        """Continues at the earliest existing offset, or at the range's end if that comes first.
+        """Continue at the earliest existing offset, or at the range's end if that comes first.
 
         The error may be outdated, about an offset that was read before the last seek. Then nothing of this range is
         gone.

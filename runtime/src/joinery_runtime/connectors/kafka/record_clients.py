@@ -66,7 +66,7 @@ class RecordClient(Protocol):
         ...
 
     def watermarks(self, ref: PartitionRef, seconds: float) -> tuple[int, int]:
-        """Asks the broker for the offsets of the earliest record and of the next one to come."""
+        """Ask the broker for the offsets of the earliest record and of the next one to come."""
         ...
 
     def close(self) -> None: ...
@@ -205,7 +205,7 @@ class MessageClient:
         return [self._make_batch(run) for run in self._cut_runs(messages)], events
 
     def _cut_runs(self, messages: Sequence[Message]) -> list[Sequence[Message]]:
-        """Cuts messages into runs of one partition each. Asks a record for its topic and partition only where there may
+        """Cut messages into runs of one partition each. Asks a record for its topic and partition only where there may
         be several."""
         if not messages:
             return []
@@ -268,7 +268,7 @@ class ConsumerHandle:
             raise_error(change(self._client, partitions))
 
     def watermarks(self, ref: PartitionRef, seconds: float) -> tuple[int, int]:
-        """Asks the broker for the offsets of the earliest record and of the next one to come."""
+        """Ask the broker for the offsets of the earliest record and of the next one to come."""
         low, high = c_int64(), c_int64()
         code = self._library.rd_kafka_query_watermark_offsets(
             self._client, ref.topic.encode(), ref.partition, ctypes.byref(low), ctypes.byref(high), int(seconds * 1000)

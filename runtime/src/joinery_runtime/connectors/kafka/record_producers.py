@@ -59,12 +59,12 @@ class RecordProducer(Protocol):
         ...
 
     def enqueue(self, topic: str, records: Records, start: int) -> int:
-        """Hands over some thousand records, from number `start`. Returns the number of the first record that was not
+        """Hand over some thousand records, from number `start`. Returns the number of the first record that was not
         taken: the client takes fewer if its queue is full. Raises KafkaException for a record that it rejects."""
         ...
 
     def meet_brokers(self, topic: str, seconds: float) -> None:
-        """Asks for the topic's metadata, which connects the client."""
+        """Ask for the topic's metadata, which connects the client."""
         ...
 
     def init_transactions(self, seconds: float) -> None: ...
@@ -278,7 +278,7 @@ class Patience:
         self._until = clock() + seconds
 
     def poll(self, producer: RecordProducer, seconds: float) -> bool:
-        """Lets the client work. Returns whether to continue: rows were accepted, or there is more time."""
+        """Let the client work. Returns whether to continue: rows were accepted, or there is more time."""
         before = len(producer)
         producer.poll(seconds)
         if len(producer) < before:
@@ -295,7 +295,7 @@ class Patience:
         return len(producer)
 
     def enqueue(self, producer: RecordProducer, topic: str, records: Records) -> int:
-        """Hands records to the client. Returns the number for which its queue had no room when the patience ended.
+        """Hand records to the client. Returns the number for which its queue had no room when the patience ended.
         Raises KafkaException for a record that the client rejects."""
         index = 0
         while index < len(records):

@@ -58,7 +58,7 @@ class Texts:
         return len(self.sizes)
 
     def to_pylist(self, start: int, end: int) -> list[bytes | None]:
-        """Texts `start` to `end` (exclusive)."""
+        """Return texts `start` to `end` (exclusive)."""
         data, starts, sizes = self.data.data, self.starts[start:end].tolist(), self.sizes[start:end].tolist()
         return [None if size < 0 else bytes(data[at : at + size]) for at, size in zip(starts, sizes, strict=True)]
 

@@ -94,7 +94,7 @@ class KafkaWriter:
             raise
 
     def _send_rows(self, client: _Client, rows: AttemptRows) -> int:
-        """Enqueues chunk after chunk, and waits once, at the end, until the broker has all. Returns the row count."""
+        """Enqueue chunk after chunk, and wait once, at the end, until the broker has all. Returns the row count."""
         failures = client.producer.failures
         failures.clear()
         count = unsent = 0

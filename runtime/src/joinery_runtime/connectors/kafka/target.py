@@ -149,7 +149,7 @@ class KafkaTarget:
         return None if limit is None else int(limit) - RECORD_OVERHEAD
 
     def topic_setting(self, name: str) -> str | None:
-        """Asks for a setting of the topic. None also if this user may not read it."""
+        """Ask for a setting of the topic. None also if this user may not read it."""
         admin: Any = self.admin(LastError())
         resource = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
         (answer,) = admin.describe_configs([resource], request_timeout=ANSWER_SECONDS).values()
@@ -247,7 +247,7 @@ class KafkaTarget:
         return Records.of(rows, self.key, self.headers, self.style, values)
 
     def _read_topics(self, client: Any, errors: LastError) -> Mapping[str, Any]:
-        """Asks for the topics in short turns. Stops early if a denied login is reported in between."""
+        """Ask for the topics in short turns. Stops early if a denied login is reported in between."""
         errors.forget()
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
@@ -429,7 +429,7 @@ def _largest_row_text(target: KafkaTarget, rows: AttemptRows) -> str:
 
 
 def repeat_call(call: Callable[[], object], on: Callable[[KafkaError], bool], within_seconds: float) -> None:
-    """Repeats the call, until the time is up, after each KafkaException for which `on` is true."""
+    """Repeat the call, until the time is up, after each KafkaException for which `on` is true."""
     for trial in stamina.retry_context(
         on=lambda error: isinstance(error, KafkaException) and on(error.args[0]),
         attempts=None,
@@ -498,7 +498,7 @@ def facts_and_value(rows: pa.Table | pa.RecordBatch) -> pa.Table:
 
 
 def _cut_to_fit(letters: pa.Table, limit: int) -> pa.Table:
-    """Cuts what makes records larger than `limit`: the value, and the reason where the facts alone are too large. Adds
+    """Cut what makes records larger than `limit`: the value, and the reason where the facts alone are too large. Adds
     the columns that say so."""
     facts = np.full(len(letters), sum(len(name) + _DEAD_LETTER_HEADER_BYTES for name in DEAD_LETTER_HEADERS), np.int64)
     for name in DEAD_LETTER_FACTS:

@@ -30,7 +30,7 @@ class InputTopics:
         self._waiting = False
 
     def named(self, topic: str) -> bool:
-        """Whether a topic with this name belongs to the input."""
+        """Return whether a topic with this name belongs to the input."""
         if self._pattern is None:
             return topic in self._kafka.named_topics
         return not topic.startswith(_INTERNAL) and self._pattern.fullmatch(topic) is not None
@@ -114,14 +114,14 @@ class InputTopics:
         self._warn_once(topic, topic_id, change, facts)
 
     def _warn_once(self, topic: str, topic_id: str, change: str, facts: str) -> None:
-        """Warns once for each former topic."""
+        """Warn once for each former topic."""
         if (topic, topic_id) not in self._settled:
             logger.warning("input %s: topic %s %s: %s", self._cluster.input, topic, change, facts)
         self._settled.add((topic, topic_id))
 
 
 def _ids_differ(stored_id: str, topic_id: str) -> bool:
-    """Whether the ids are known to differ. A broker without topic ids cannot tell."""
+    """Return whether the ids are known to differ. A broker without topic ids cannot tell."""
     return bool(stored_id and topic_id and stored_id != topic_id)
 
 

@@ -77,7 +77,7 @@ class PartNames:
         return list(dict.fromkeys(name for names in both for name in names))
 
     def owns(self, name: str) -> bool:
-        """Whether a claim of the job has one of these names."""
+        """Return whether a claim of the job has one of these names."""
         part = name.rpartition("-")[2]
         output, _, _ = part.rpartition(".")
         return (part == "dead") == self.dead_letters and output == (self.output or "")
@@ -182,7 +182,7 @@ class PartWrite:
         return {"attempt": str(self.attempt.id), "rows": sum(sent)}
 
     def _claim_part(self, producer: OwningProducer) -> bool:
-        """Claims the part. Returns whether this attempt has to write it; False: another one has written it."""
+        """Claim the part. Returns whether this attempt has to write it; False: another one has written it."""
         holder = self.attempt.claim(self.name, producer.name, None)
         if holder is None:
             return True
@@ -199,9 +199,9 @@ class PartWrite:
         raise self._superseded_error("attempts keep taking it from one another")
 
     def _is_written(self, marker: EpochMarker | None) -> bool:
-        """Whether this epoch's rows are in the topic. Raises Fenced if a later epoch's are, and WrittenWithOtherLimit
-        if this epoch's rows are there with another row limit than this attempt's. Raises RecordTooLarge instead if rows
-        were left out and the job no longer has dead letters for them."""
+        """Return whether this epoch's rows are in the topic. Raises Fenced if a later epoch's are, and
+        WrittenWithOtherLimit if this epoch's rows are there with another row limit than this attempt's. Raises
+        RecordTooLarge instead if rows were left out and the job no longer has dead letters for them."""
         if marker is None or marker.incarnation != self.attempt.incarnation:
             return False
         if marker.epoch > self.attempt.id.epoch:

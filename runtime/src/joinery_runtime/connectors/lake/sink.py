@@ -351,7 +351,7 @@ def plain_type(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def is_unavailable(error: Exception) -> bool:
-    """Whether waiting may help: for errors of networks, not of names and rights."""
+    """Return whether waiting may help: for errors of networks, not of names and rights."""
     return isinstance(error, OSError) and not isinstance(
         error, FileNotFoundError | PermissionError | NotADirectoryError
     )

@@ -146,8 +146,8 @@ def create_schema(connection: psycopg.Connection[Any], name: str) -> None:
 
 
 def is_stale(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server has ended an idle connection, as a restart does. Its notice is then waiting to be read. If the
-    server vanished silently, only the next statement shows it."""
+    """Return whether the server has ended an idle connection, as a restart does. Its notice is then waiting to be read.
+    If the server vanished silently, only the next statement shows it."""
     server = connection.pgconn
     try:
         while (
@@ -161,7 +161,7 @@ def is_stale(connection: psycopg.Connection[Any]) -> bool:
 
 
 def is_unavailable(error: psycopg.Error) -> bool:
-    """Whether waiting may help; the connection has to be opened again then."""
+    """Return whether waiting may help; the connection has to be opened again then."""
     code = _error_code(error)
     if code is None:
         lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)

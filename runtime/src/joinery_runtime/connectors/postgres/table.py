@@ -210,8 +210,8 @@ class TargetTable:
         )
 
     def _has_unique_key(self, connection: psycopg.Connection[Any]) -> bool:
-        """Whether there is a suitable unique index. Rows with NULLs in their keys replace each other too, so an index
-        in which NULLs are distinct does not suffice."""
+        """Return whether there is a suitable unique index. Rows with NULLs in their keys replace each other too, so an
+        index in which NULLs are distinct does not suffice."""
         rows = connection.execute(
             "SELECT pg_catalog.array_agg(attname::text) FROM pg_catalog.pg_index JOIN pg_catalog.pg_attribute "
             "ON attrelid = indrelid AND attnum = ANY((indkey::int2[])[0:indnkeyatts - 1]) "
@@ -266,7 +266,7 @@ def find_misfits(existing: Mapping[str, TableColumn], schema: pa.Schema, nested:
 
 
 def _type_fits(existing: str, needed: str) -> bool:
-    """Whether a column of type `existing` holds every value of type `needed` exactly."""
+    """Return whether a column of type `existing` holds every value of type `needed` exactly."""
     return existing == needed or existing in _WIDER.get(needed, ()) or (existing == "numeric" and "numeric" in needed)
 
 

@@ -205,7 +205,7 @@ def _with_likely_format(values: pa.BinaryArray, bad: BadRecord) -> BadRecord:
 
 
 def _with_hint(reason: str) -> str:
-    """Says how to read a decimal comma, where the value that a reason quotes has one."""
+    """Say how to read a decimal comma, where the value that a reason quotes has one."""
     has_comma = re.search(r": '[+-]?\d[\d.]*,\d+' is", reason)
     return f'{reason}; for a decimal comma write csv: {{decimal: ","}}' if has_comma else reason
 

@@ -347,7 +347,7 @@ class _Documents:
         return names
 
     def decode(self, written: pa.ChunkedArray) -> Decoded:
-        """Rows of all of these texts. One that is no document gives a row of nulls."""
+        """Return rows of all of these texts. One that is no document gives a row of nulls."""
         present = np.flatnonzero(pc.fill_null(pc.starts_with(written, "{"), False).to_numpy())
         texts = pl.Series(written.take(pa.array(present)), dtype=pl.String)
         for pattern, value in _UNWRAPPED:
@@ -379,7 +379,7 @@ _PLAIN = r"^[+-]?[0-9]*\.?[0-9]*$"
 
 
 def days(field: pa.Field, text: pl.Series) -> tuple[pa.Array, list[Fault]]:
-    """Dates as numbers of days since 1970, or as text."""
+    """Return dates as numbers of days since 1970, or as text."""
     numbers = text.cast(pl.Int64, strict=False)
     days = numbers.to_frame("t").select(pl.when(pl.col("t").is_between(_YEAR_1, _YEAR_9999)).then("t"))["t"]
     if days.null_count() == text.null_count():
@@ -435,7 +435,7 @@ _REASONS = {"c": "creation", "r": "snapshot", "u": "update"}
 
 
 def leaves_out(model: Input) -> bool:
-    """Whether some events with a row are to be left out."""
+    """Return whether some events with a row are to be left out."""
     return model.debezium is not None and not set(Debezium().ops) <= set(model.debezium.ops)
 
 

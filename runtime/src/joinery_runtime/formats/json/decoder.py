@@ -156,8 +156,8 @@ class JsonKernel:
 
 
 def follows(paths: Sequence[Path]) -> bool:
-    """Whether the kernel can find all of these paths: none occurs twice, none leads into a value that another one takes
-    as a whole, and no value would have to be both an object and an array."""
+    """Return whether the kernel can find all of these paths: none occurs twice, none leads into a value that another
+    one takes as a whole, and no value would have to be both an object and an array."""
 
     def is_plain(node: WantedValue) -> bool:
         kinds = {type(step) for step in node.inner}

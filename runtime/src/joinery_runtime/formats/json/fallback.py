@@ -281,7 +281,7 @@ class _Selection:
 
 
 def is_nested(schema: pa.Schema, paths: Mapping[str, Path]) -> bool:
-    """Whether a column of the schema is anything else than the record's field of its name."""
+    """Return whether a column of the schema is anything else than the record's field of its name."""
     return any(paths.get(name, (name,)) != (name,) for name in schema.names)
 
 

@@ -30,7 +30,7 @@ class Explainer:
         self._checks = [(field, check) for field in schema if (check := _check_for(field.type)) is not None]
 
     def explain(self, record: bytes) -> str | None:
-        """Why the record is bad, or None if only the parsers can say."""
+        """Return why the record is bad, or None if only the parsers can say."""
         looks = looks_like(record)
         if looks is not None:
             return f"not JSON: it looks like {looks}"

@@ -25,7 +25,7 @@ ESCAPED_NAME = r'\\[^"\\]*"\s*:'  # in JSON, only a name is followed by a colon
 
 
 def with_own_texts(name: str, column: pl.Series, values: pa.BinaryArray) -> pl.Series:
-    """Restores the original texts of numbers, arrays and objects in a text column that Polars has read from `values`,
+    """Restore the original texts of numbers, arrays and objects in a text column that Polars has read from `values`,
     one row per record."""
     looks = (
         column.is_between("-", ":", closed="left")
@@ -103,7 +103,7 @@ def texts(record: str, root: WantedValue) -> dict[int, str] | None:
 
 
 def is_number_in_json(record: bytes, path: Path) -> bool:
-    """Whether the value at this path of a record is a number, and no text of one."""
+    """Return whether the value at this path of a record is a number, and no text of one."""
     with suppress(UnicodeDecodeError):
         text = _own_text(record.decode(), wanted_tree([path]))
         return text is not None and text[0] in "-0123456789"

@@ -54,7 +54,7 @@ def inlined(function: F) -> F:
 
 
 def kernel(*arguments: Any) -> Callable[[F], F]:
-    """Compiles a function for arguments of these numba types, or loads its machine code from the cache."""
+    """Compile a function for arguments of these numba types, or loads its machine code from the cache."""
 
     def compiled(function: F) -> F:
         dispatcher: Any = numba.njit(**_OPTIONS)(function)

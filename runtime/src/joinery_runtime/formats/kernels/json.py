@@ -135,8 +135,8 @@ class KernelRows(NamedTuple):
 
 @inlined
 def _is_name(at: int, begin: int, size: int, last: int, limit: int) -> bool:
-    """Whether the name at `begin`, of `size` bytes with its closing quote, is also at this address. Reads whole words
-    of the name at `begin`."""
+    """Return whether the name at `begin`, of `size` bytes with its closing quote, is also at this address. Reads whole
+    words of the name at `begin`."""
     if at + size > last:
         return False
     if at + size + 8 > limit:

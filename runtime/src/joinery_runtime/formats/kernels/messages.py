@@ -92,6 +92,6 @@ def gather(messages: Ints, start: int, stop: int, keys: bool, offsets: np.ndarra
 
 @kernel(_INTS, types.int64, types.int64)
 def release(messages: Ints, count: int, destroy: int) -> None:
-    """Frees messages of the client."""
+    """Free messages of the client."""
     for i in range(count):
         call(destroy, messages[i], 0)

@@ -41,7 +41,7 @@ def is_space(byte: int) -> bool:
 
 @inlined
 def skip_space(at: int) -> int:
-    """Skips white space."""
+    """Skip white space."""
     while is_space(load8(at)):
         at += 1
     return at
@@ -49,7 +49,7 @@ def skip_space(at: int) -> int:
 
 @part
 def skip_word(at: int, word: int, size: int) -> int:
-    """Skips a word of up to 8 letters. The first letter is the lowest byte of `word`."""
+    """Skip a word of up to 8 letters. The first letter is the lowest byte of `word`."""
     for letter in range(size):
         if load8(at + letter) != (word >> (8 * letter)) & 0xFF:
             return GIVEN_UP
@@ -80,7 +80,7 @@ def plain_end(at: int, last: int, limit: int) -> int:
 
 @part
 def skip_character(at: int) -> int:
-    """Skips one UTF-8 character beyond ASCII."""
+    """Skip one UTF-8 character beyond ASCII."""
     first, second = load8(at), load8(at + 1)
     if second & 0xC0 != 0x80 or first < 0xC2:
         return GIVEN_UP
@@ -286,7 +286,7 @@ def _exponent(at: int) -> tuple[int, int]:
 
 @part
 def skip_scalar(at: int, last: int, limit: int, scratch: int) -> int:
-    """Skips a string, a number, true, false or null."""
+    """Skip a string, a number, true, false or null."""
     byte = load8(at)
     if byte == QUOTE:
         end, escapes = string_end(at + 1, last, limit)
@@ -304,7 +304,7 @@ def skip_scalar(at: int, last: int, limit: int, scratch: int) -> int:
 
 @part
 def skip_name(at: int, last: int, limit: int) -> int:
-    """Skips a name without escapes, from its opening quote, and the colon after it."""
+    """Skip a name without escapes, from its opening quote, and the colon after it."""
     if load8(at) != QUOTE:
         return GIVEN_UP
     end, escapes = string_end(at + 1, last, limit)
@@ -316,7 +316,7 @@ def skip_name(at: int, last: int, limit: int) -> int:
 
 @part
 def skip_value(at: int, last: int, limit: int, scratch: int) -> int:
-    """Skips any value. At `scratch` there is room for a copy of it."""
+    """Skip any value. At `scratch` there is room for a copy of it."""
     depth, objects = 0, 0  # the lowest bit of `objects`: the innermost level is an object; the next bit: the one around
     while True:
         byte = load8(at)

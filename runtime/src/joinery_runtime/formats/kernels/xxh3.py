@@ -67,7 +67,7 @@ def _folded(a: int, b: int) -> int:
 
 @inlined
 def _mixed(at: int, secret: int) -> int:
-    """Mixes 16 bytes with two words of the secret."""
+    """Mix 16 bytes with two words of the secret."""
     return _folded(load64(at) ^ _SECRET[secret], load64(at + 8) ^ _SECRET[secret + 1])
 
 
@@ -89,7 +89,7 @@ def _of_9_to_16(at: int, size: int) -> int:
 
 @part  # if it is inlined into the loop, LLVM 20 generates wrong code; each process checks the results before using any
 def _of_17_to_128(at: int, size: int) -> int:
-    """Mixes 16 bytes at a time, from both ends inwards."""
+    """Mix 16 bytes at a time, from both ends inwards."""
     end, h = at + size, size * _PRIME64_1
     h += _mixed(at, 0) + _mixed(end - 16, 2)
     if size > 32:

@@ -91,7 +91,7 @@ def type_at(schema: pa.Schema, path: Path) -> pa.DataType | None:
 
 
 def can_be(file_type: pa.DataType, target: pa.DataType) -> bool:
-    """Whether values of a file's type can be read as the column's type."""
+    """Return whether values of a file's type can be read as the column's type."""
     if kinds.is_null(file_type) or kinds.is_string(target):
         return True
     is_whole = kinds.is_integer(file_type) or (kinds.is_decimal(file_type) and file_type.scale == 0)

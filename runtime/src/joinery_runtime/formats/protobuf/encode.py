@@ -86,7 +86,7 @@ def _read_column(message: Any, column: pa.Field) -> Any:
 
 
 def _in_text(column: pa.DataType) -> bool:
-    """Whether the column is written as text. An empty text is never one of its values."""
+    """Return whether the column is written as text. An empty text is never one of its values."""
     return bool(pa.types.is_decimal(column) or pa.types.is_date(column))
 
 
@@ -209,7 +209,7 @@ class ProtobufOutput(SchemaOutput):
                 yield reference.name, version.schema
 
     def _compile_message(self, text: str, imports: Mapping[str, str], where: str) -> Any:
-        """Compiles a schema, and returns its first message."""
+        """Compile a schema, and return its first message."""
         try:
             return compile_schema(text, imports).message_at([0])
         except (InvalidSchema, LookupError) as error:
@@ -296,12 +296,12 @@ class ProtobufOutput(SchemaOutput):
 
 
 def _is_other(field: Any, column: pa.DataType) -> bool:
-    """Whether the field differs from the one that a column of this type would have."""
+    """Return whether the field differs from the one that a column of this type would have."""
     return bool(field.is_repeated) or _field_kind(field) != kind_of(column)
 
 
 def _messages_contradict(message: Any, other: Any) -> bool:
-    """Whether a field of one message differs, by name or by number, from one in the other message."""
+    """Return whether a field of one message differs, by name or by number, from one in the other message."""
     numbers = {field.name: (field.number, _field_kind(field)) for field in other.fields}
     names = {field.number: field.name for field in other.fields}
     return any(

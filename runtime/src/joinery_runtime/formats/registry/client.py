@@ -71,7 +71,7 @@ class Registry:
         return client
 
     def ask(self, ask: Callable[[], Answer], request: str) -> Answer | None:
-        """Asks the registry and returns its answer; None if it does not have what was asked for. Messages call that
+        """Ask the registry and return its answer; None if it does not have what was asked for. Messages call that
         `request`. Raises SchemaRejected for a schema that the registry rejects, and for one that is too long."""
         from confluent_kafka.schema_registry import SchemaRegistryError  # noqa: PLC0415 - see `client`
 
@@ -102,7 +102,7 @@ class Registry:
             raise self._silence_error(self._request_facts(request, error)) from error
 
     def check(self, client: SchemaRegistryClient) -> None:
-        """Asks the registry for any schema, to learn whether it is one and lets the job in. Raises as `ask` does."""
+        """Ask the registry for any schema, to learn whether it is one and lets the job in. Raises as `ask` does."""
         try:
             with suppress(SchemaRejected):  # there is one
                 self.ask(lambda: client.get_schema(1), "schema 1")

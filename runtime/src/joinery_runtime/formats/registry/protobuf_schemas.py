@@ -57,7 +57,7 @@ class ProtobufSchema:
 
 
 def compile_schema(text: str, imports: Mapping[str, str]) -> ProtobufSchema:
-    """Compiles a schema. `imports` maps the names under which files import them to texts; google/protobuf/ is built in.
+    """Compile a schema. `imports` maps the names under which files import them to texts; google/protobuf/ is built in.
     Raises InvalidSchema."""
     return _compile_schema(text, tuple(sorted(imports.items())))
 

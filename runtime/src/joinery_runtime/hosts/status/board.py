@@ -51,7 +51,7 @@ class Liveness:
         self._beat = self._running()
 
     def problem(self) -> str | None:
-        """Why the loop is not alive; None while it is."""
+        """Return why the loop is not alive; None while it is."""
         if not self._thread.is_alive():
             return "the loop's thread has ended"
         silent = self._running() - self._beat
@@ -94,7 +94,7 @@ class Board:
         return self._snapshot
 
     def rows_per_second(self) -> dict[str, float]:
-        """Rows per second per input, over the last RATE_WINDOW_S."""
+        """Return rows per second per input, over the last RATE_WINDOW_S."""
         with self._lock:
             rates = self._rates.per_second(self._running())
         return {name: rates.get(name, 0.0) for name in self.inputs}
@@ -244,7 +244,7 @@ class Board:
 
 
 def _all_idle(state: InputState, idle: Collection[str]) -> bool:
-    """Whether an input is idle: all of its partitions are."""
+    """Return whether an input is idle: all of its partitions are."""
     partitions = state.progress.highest
     return bool(partitions) and not state.progress.ended and all(partition in idle for partition in partitions)
 

@@ -177,7 +177,7 @@ class SparkWatch:
 
 
 def _scales_to_zero(context: SparkContext) -> bool:
-    """Whether Spark keeps no executor while no job runs."""
+    """Return whether Spark keeps no executor while no job runs."""
     conf = context.getConf()
     dynamic = (conf.get("spark.dynamicAllocation.enabled") or "false").strip().lower() == "true"
     return dynamic and int(conf.get("spark.dynamicAllocation.minExecutors") or 0) == 0

@@ -127,7 +127,7 @@ def _total_metrics(board: Board, totals: Totals) -> Iterator[Metric]:
 
 
 def _side_metrics(snapshot: JobSnapshot, totals: Totals) -> Iterator[Metric]:
-    """Metrics of the state by step (1 is the first) and side; the side of sessions is `sessions`."""
+    """Yield metrics of the state by step (1 is the first) and side; the side of sessions is `sessions`."""
     labels = ["step", "side"]
     sizes = {"rows": "Rows in the live segments.", "bytes": "Stored bytes of the live segments."}
     for name, text in sizes.items():

@@ -181,7 +181,7 @@ def _text_answer(code: int, text: str) -> Answer:
 
 
 def _names_this_server(host: str, own: str) -> bool:
-    """Whether a request with this Host header may be for this server, which has the name or address `own`."""
+    """Return whether a request with this Host header may be for this server, which has the name or address `own`."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:

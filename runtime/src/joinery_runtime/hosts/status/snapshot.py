@@ -110,7 +110,8 @@ def watermark_of(snapshot: JobSnapshot, name: str) -> Watermark:
 
 
 def behind_ms(watermark: Watermark, now: float) -> int | None:
-    """How far a watermark is behind the clock, in ms (`now` in seconds); None if there is none, or it is infinite."""
+    """Return how far a watermark is behind the clock, in ms (`now` in seconds); None if there is none, or it is
+    infinite."""
     if watermark is None or watermark == END_OF_TIME:
         return None
     return max(0, round(now * 1000) - watermark)
