@@ -66,7 +66,14 @@ def migrate(blob: bytes, from_version: int, to_version: int, chain: Mapping[int,
     """Return the blob at `to_version`. Raises IncompatibleState for a missing or failing step, or a newer blob."""
     check_chain([from_version], to_version, chain)
     for step in range(from_version, to_version):
-        blob = _apply_step(chain[step], blob, step)
+        try:
+            blob = chain[step](blob)
+        except Exception as error:
+            raise IncompatibleState(
+                f"The migration from state_version {step} to {step + 1} failed",
+                facts=f"{type(error).__name__}: {error}",
+                todo="Nothing was changed: keep running the release that wrote this state, and report this",
+            ) from error
     return blob
 
 
@@ -81,17 +88,6 @@ def migrate_segment(
     rewritten = migrate(blob, meta.state_version, target, chain)
     key = f"{meta.key}{MIGRATED}{target}.{generation}"
     return replace(meta, key=key, bytes=len(rewritten), state_version=target), rewritten
-
-
-def _apply_step(step: Migration, blob: bytes, version: int) -> bytes:
-    try:
-        return step(blob)
-    except Exception as error:
-        raise IncompatibleState(
-            f"The migration from state_version {version} to {version + 1} failed",
-            facts=f"{type(error).__name__}: {error}",
-            todo="Nothing was changed: keep running the release that wrote this state, and report this",
-        ) from error
 
 
 T = TypeVar("T")
