@@ -241,10 +241,10 @@ async def _watch(
     settings: Settings,
     controller: Controller,
     log_in: LogIn,
-    more: Coroutine[None, None, tuple[str, ...]],
+    regained: Coroutine[None, None, tuple[str, ...]],
     lost: asyncio.Future[None],
 ) -> tuple[str, ...] | Exception | None:
-    """Watch until `more` yields further namespaces, which it returns; until `lost` ends (_LeaseLost); until SIGTERM
+    """Watch until `regained` yields further namespaces, which it returns; until `lost` ends (_LeaseLost); until SIGTERM
     (None); or until kopf gives up, and returns why."""
     closed, stop, terminated = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -257,7 +257,7 @@ async def _watch(
         stop.set()
 
     async def watch() -> None:
-        """As `kopf.operator`, whose handlers forget a signal that comes while it stops for another reason."""
+        """Watch as `kopf.operator` does, whose handlers forget a signal that comes while it stops for other reasons."""
         other_tasks = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=registry(controller.on_watch_event, log_in, close, controller.watched),
@@ -271,7 +271,7 @@ async def _watch(
         await kopf.run_tasks(tasks, ignored=other_tasks)
 
     watching = asyncio.create_task(watch())
-    closing, regaining = asyncio.create_task(closed.wait()), asyncio.create_task(more)
+    closing, regaining = asyncio.create_task(closed.wait()), asyncio.create_task(regained)
     ended: tuple[str, ...] | Exception | None = None
     ends: set[asyncio.Future[Any]] = {watching, closing, regaining, lost}
     try:

@@ -84,8 +84,10 @@ def blue_green_events(ctx: BlueGreenContext, state: BlueGreenState) -> Iterator[
     known_ends = {(past.name, past.ended) for past in before.retired}
     for past in state.retired:
         if (past.name, past.ended) not in known_ends:
-            what = f"job {past.name} ends, and its state is deleted. What it wrote stays: {_outputs_text(past.outputs)}"
-            yield Event("Normal", "JobRetired", cut(what))
+            message = (
+                f"job {past.name} ends, and its state is deleted. What it wrote stays: {_outputs_text(past.outputs)}"
+            )
+            yield Event("Normal", "JobRetired", cut(message))
     for type_, reported in (("Valid", "False"), ("Degraded", "True"), ("Progressing", "True"), (_SHARED, "True")):
         old, new = find_condition(before.conditions, type_), find_condition(state.conditions, type_)
         if new is not None and new.status == reported and (old is None or old.reason != new.reason):

@@ -179,8 +179,8 @@ def _run_pod(observed: ObservedSavepoint, status: SavepointState, *, delete: boo
         fault = pod.fault or Fault("Running", "its pod starts or runs")
         again_after = stuck if pod.deletion_time and not actions else None
         return _decision(observed, status, phase, fault.reason, fault.message, actions, again_after=again_after)
-    if (made := pod.savepoint) is not None and pod.succeeded and not delete:
-        status = SavepointState(epoch=made.epoch, time=made.time, rows=made.rows, bytes=made.bytes)
+    if (savepoint := pod.savepoint) is not None and pod.succeeded and not delete:
+        status = SavepointState(epoch=savepoint.epoch, time=savepoint.time, rows=savepoint.rows, bytes=savepoint.bytes)
         done = (*_set_finalizer(observed), _delete(pod))
         return _decision(observed, status, "Completed", "Completed", _pinned_text(status), done)
     return _handle_failure(observed, status, pod, phase)

@@ -122,7 +122,7 @@ class LateRecords:
     def select_late(cls, candidates: Sequence[LateCandidates], late: Sequence[np.ndarray]) -> LateRecords | None:
         """Select the candidates that are late: `late` has the places that the step found, by side (`StepResult`).
         Topics of one input may have records of equal partition and offset; their PARTITION differs."""
-        late_offsets = [set(map(tuple, places.tolist())) for places in late]
+        late_offsets = [set(map(tuple, positions.tolist())) for positions in late]
         letters, counts = [], Counter[str]()
         for candidate in candidates:
             late_here = late_offsets[candidate.side]

@@ -108,8 +108,8 @@ def _secret_values(job: Job) -> _Values:
     with_clients(job, client, database)
     # A plan from before an edit may have as inputs of its own what SQL read again.
     for alias, name in job.repeats.items():
-        again = {path[2:]: text for path, text in secrets_by_path.items() if path[:2] == ("inputs", name)}
-        secrets_by_path.update({("inputs", alias, *rest): text for rest, text in again.items()})
+        input_secrets = {path[2:]: text for path, text in secrets_by_path.items() if path[:2] == ("inputs", name)}
+        secrets_by_path.update({("inputs", alias, *rest): text for rest, text in input_secrets.items()})
     return secrets_by_path
 
 

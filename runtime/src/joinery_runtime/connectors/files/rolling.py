@@ -53,7 +53,7 @@ class Part:
         return f"epoch-{self.epoch:012d}-shard-{self.shard:05d}-rows-{self.rows}{incarnation}{self.path.suffix}"
 
     @classmethod
-    def held(cls, path: Path) -> Part:
+    def parse(cls, path: Path) -> Part:
         _, epoch, _, shard, _, rows, *suffixes = path.stem.split("-")
         status = path.stat()
         return cls(
@@ -66,7 +66,7 @@ def held_parts(directory: Path, incarnation: str | None = None) -> list[Part]:
     parts = []
     for path in (directory / HELD).glob("epoch-*-rows-*"):
         with suppress(FileNotFoundError):  # a running driver has merged it
-            parts.append(Part.held(path))
+            parts.append(Part.parse(path))
     return sorted(part for part in parts if incarnation is None or part.incarnation == incarnation)
 
 

@@ -93,8 +93,8 @@ class OrderedRows:
             yield rows.take(pa.array(ranked[:ready]))
             remaining = []
             for (head, part), end in zip(heads, ends, strict=True):
-                taken = int((rank[end - head.num_rows : end] < ready).sum())
-                rest = head.slice(taken) if taken < head.num_rows else next(part, None)
+                emitted = int((rank[end - head.num_rows : end] < ready).sum())
+                rest = head.slice(emitted) if emitted < head.num_rows else next(part, None)
                 if rest is not None:
                     remaining.append((rest, part))
             heads = remaining
