@@ -10,13 +10,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection
+from contextlib import closing
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import duckdb
 import polars as pl
+import psycopg
 import pyarrow as pa
 import pytest
 from pyspark import SparkContext
@@ -206,6 +209,28 @@ def test_the_output_of_a_job_without_a_row_has_its_columns_and_types(
     full = run(document, local=True).output()
     assert len(full) > 0
     assert types_of(full) == columns
+
+
+@pytest.mark.services
+def test_a_table_without_a_row_has_the_types_of_one_with_rows(postgres_dsn: str) -> None:
+    columns = {"k": "string", "n": "int64", "price": "decimal(10,2)", "paid": "boolean", "ts": "timestamp"}
+    document = job(output={"postgres": {"table": "typed", "dsn": postgres_dsn}})
+    clicks = document["spec"]["inputs"][0]
+    clicks["schema"] = [{"name": name, "type": kind} for name, kind in columns.items()]
+    document["spec"] = {"inputs": [clicks], "output": document["spec"]["output"]}
+    result = RunResult(job_from(document), "inputs", 1, {}, 0, {}, {})
+    types = [pl.String(), pl.Int64(), pl.Decimal(10, 2), pl.Boolean(), pl.Datetime("ms", "UTC")]
+    with closing(psycopg.connect(postgres_dsn, autocommit=True)) as connection:
+        connection.execute("DROP TABLE IF EXISTS typed")
+        connection.execute("CREATE TABLE typed (k text, n int8, price numeric, paid boolean, ts timestamptz)")
+        assert types_of(result.output()) == dict(zip(columns, types, strict=True))
+        connection.execute("INSERT INTO typed VALUES ('x', NULL, 1.5, NULL, '2026-01-15 10:00:00+00')")
+        assert types_of(result.output()) == dict(zip(columns, types, strict=True))
+        connection.execute("INSERT INTO typed VALUES ('x', NULL, 123456789.125, NULL, 'infinity')")
+        with_others = result.output().to_polars()
+        assert with_others["price"].to_list()[1] == Decimal("123456789.125"), "which the type of the job does not hold"
+        assert with_others["ts"].to_list()[1] == "infinity"
+        connection.execute("DROP TABLE typed")
 
 
 def with_output(output_format: str) -> RunResult:

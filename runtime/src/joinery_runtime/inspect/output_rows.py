@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,8 @@ def output_rows(
                 query = (
                     sql.SQL("SELECT * FROM {}").format(table.with_schema(connection).identifier).as_string(connection)
                 )
-                return _with_any_times(connection, lambda: pl.read_database(query, connection)).lazy()
+                rows = _with_any_times(connection, lambda: pl.read_database(query, connection))
+                return _with_job_types(rows, target.schema).lazy()
             except psycopg.Error as error:
                 raise _unreadable_table(table, error) from error
     if output.iceberg is not None or output.delta is not None:
@@ -120,6 +121,20 @@ def _with_any_times(connection: psycopg.Connection[Any], ask: Callable[[], pl.Da
     for kind in ("timestamptz", "timestamp", "date"):
         connection.adapters.register_loader(kind, TextLoader)
     return ask()
+
+
+def _with_job_types(rows: pl.DataFrame, schema: pa.Schema) -> pl.DataFrame:
+    """Give columns of a table the types that the job has for them. Polars takes types from values, which do not tell
+    that of a column without any, the digits of a decimal or the zone of a time. A column that a person has given
+    another type, or whose values do not fit, stays as it is."""
+    for name, of_job in pl.DataFrame(schema.empty_table()).schema.items():
+        of_table = rows.schema.get(name, of_job)
+        numbers = of_table.is_decimal() and (of_job.is_decimal() or of_job.is_integer())
+        times = isinstance(of_table, pl.Datetime) and isinstance(of_job, pl.Datetime)
+        if of_table != of_job and (of_table == pl.Null or numbers or times):
+            with suppress(pl.exceptions.PolarsError):
+                rows = rows.with_columns(pl.col(name).cast(of_job))
+    return rows
 
 
 def _connect_to_table(table: TargetTable, dsn: str) -> psycopg.Connection[Any]:
