@@ -69,7 +69,7 @@ def test_another_installations_operator_does_not_hide_that_one_is_down(chart: Ch
     replaced = own | operator(NAMESPACE, "joinery-operator-7f9c-m3n8z", "0x10 1x170")
     (alert,) = fired_alerts(rules, HEALTHY | others | own, 60)
     assert (alert.minute, alert.alert) == (16, "JoineryOperatorDown")
-    assert alert.labels["namespace"] == NAMESPACE
+    assert (alert.labels["namespace"], alert.labels["deployment"]) == (NAMESPACE, "joinery-operator")
     assert fired_alerts(rules, HEALTHY | others | replaced, 60) == []
 
 
