@@ -123,6 +123,28 @@ def test_so_is_a_number_that_python_does_not_read(location: str, text: str) -> N
     assert len(messages[path]) < 700
 
 
+HOURS = "TUMBLE(ts, INTERVAL '1' HOUR)"
+DOUBLED = {
+    "aliases": lambda n: (
+        f"SELECT currency, SUM(amount) AS x0, {', '.join(f'x{i} + x{i} AS x{i + 1}' for i in range(n))} "
+        f"FROM orders GROUP BY currency, {HOURS}"
+    ),
+    "queries": lambda n: (
+        "WITH x0 AS (SELECT currency, amount, ts FROM orders), "
+        + ", ".join(f"x{i + 1} AS (SELECT currency, amount + amount AS amount, ts FROM x{i})" for i in range(n))
+        + f" SELECT currency, SUM(amount) AS total FROM x{n} GROUP BY currency, {HOURS}"
+    ),
+}
+"""Texts of n names, each of which stands for an expression with the one before twice: for 2 to the power of n."""
+
+
+@pytest.mark.parametrize("form", DOUBLED)
+def test_names_of_sql_do_not_double_an_expression_without_end(form: str) -> None:
+    assert problems(chains.document(inputs=[chains.ORDERS], sql=DOUBLED[form](5))) == {}
+    messages = problems(chains.document(inputs=[chains.ORDERS], sql=DOUBLED[form](40)))
+    assert SAYS in messages["spec.sql"]
+
+
 @pytest.mark.parametrize("form", NESTED)
 def test_the_operator_refuses_it_before_a_pod_starts(form: str) -> None:
     job = load_stored(joined(NESTED[form](100))).job

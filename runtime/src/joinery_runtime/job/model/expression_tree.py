@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import islice
 
 import sqlglot
 from sqlglot import exp
@@ -23,6 +24,8 @@ MAX_DEPTH = 300
 """Operators one after the other, such as conditions with AND between them."""
 MAX_DIGITS = 1_100
 """Characters of a number: more than any double has, and fewer than Python reads as an integer."""
+MAX_NODES = 10_000
+"""Names, values and operators of an expression for which a name stands."""
 TOO_DEEP = (
     f"is nested too deep: at most {MAX_NESTING} brackets, CASEs or NOTs may be inside each other, and {MAX_DEPTH} "
     "operators one after the other; write it in a simpler way, or into `compute` or several conditions"
@@ -116,6 +119,14 @@ def depth(tree: exp.Expr) -> int:
         deepest = max(deepest, level)
         levels += ((child, level + 1) for child in node.iter_expressions())
     return deepest
+
+
+def check_size(meant: exp.Expr) -> exp.Expr:
+    """Return the expression for which a name stands. Raises TooDeepError for one of more than MAX_NODES: names that
+    stand for expressions with two such names each would double it with each of them."""
+    if next(islice(meant.walk(), MAX_NODES, None), None) is not None:
+        raise TooDeepError(TOO_DEEP)
+    return meant
 
 
 def split_ands(condition: exp.Expr) -> Iterator[exp.Expr]:

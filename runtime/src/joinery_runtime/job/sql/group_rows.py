@@ -10,7 +10,7 @@ from typing import Any
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.job.model.expression_tree import parse_tree
+from joinery_runtime.job.model.expression_tree import check_size, parse_tree
 from joinery_runtime.job.model.function_calls import cannot_call, wrong_calls
 from joinery_runtime.job.model.references import ROW_NUMBER, SESSION_COLUMNS
 from joinery_runtime.job.sql.grouping import (
@@ -238,7 +238,7 @@ def _translate_names(node: exp.Expr, chosen: Chosen, groups: Grouping, scope: Sc
         return _column_named(group)
     if isinstance(node, exp.Column):
         if not node.table and node.name in chosen.expressions:
-            return exp.paren(chosen.expressions[node.name])
+            return exp.paren(check_size(chosen.expressions[node.name]))
         columns = ((item, item["column"]) for item in chosen.select if "column" in item)
         named = (column for item, column in columns if item.get("as", column) == node.name)
         selected = next(named, None) if not node.table else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token
 
-from joinery_runtime.job.model.expression_tree import TOO_DEEP
+from joinery_runtime.job.model.expression_tree import TOO_DEEP, TooDeepError
 
 _LONGEST = 80  # characters of a fragment that are shown
 
@@ -48,7 +48,7 @@ def problems_of(sql: str, read: Callable[[str, Report], object]) -> tuple[str, .
     report = Report(sql)
     try:
         read(sql, report)
-    except RecursionError:
+    except (RecursionError, TooDeepError):
         return (TOO_DEEP,)
     return report.problems
 

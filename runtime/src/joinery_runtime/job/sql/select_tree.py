@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
+from joinery_runtime.job.model.expression_tree import check_size
+
 BY_STAR, CONDITION, REJECTED = "joinery.star", "joinery.condition", "joinery.rejected"
 """Marks of nodes: a column that a star stands for; the condition of an input that a sub-query filters; a source or a
 column that was reported."""
@@ -73,7 +75,7 @@ def without_inputs(expression: exp.Expr) -> exp.Expr:
 
 def replace_name(meant: exp.Expr, column: exp.Column) -> None:
     """Replace a name by what it means. A column of the select list keeps its name."""
-    value = meant.copy()
+    value = check_size(meant).copy()
     if isinstance(value, exp.Column) and "start" not in value.this.meta:
         value.this.meta.update(column.this.meta)
     parent = column.parent
