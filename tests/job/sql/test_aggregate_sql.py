@@ -321,7 +321,7 @@ REJECTED: list[tuple[str, str]] = [
     ),
     (
         grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION}", end=CAP.replace("1h", "1s")),
-        "not longer than the gap",
+        "a maxDuration of 1s is not longer than the gap",
     ),
 ]
 

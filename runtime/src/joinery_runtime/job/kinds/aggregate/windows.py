@@ -296,9 +296,9 @@ class SessionOfGroup(Model, WindowKind):
 def too_short_a_cap(cap: int, gap: int) -> str:
     """Say why a cap (ms) of at most the gap (ms) is rejected."""
     return (
-        f"is {format_duration(cap)}, not longer than the gap of {format_duration(gap)}: a row that continues a session "
-        "would nearly always end it, and which rows are dropped as `closed` would depend on the order of arrival (rule "
-        f"S2); write more than {format_duration(gap)}, or a shorter gap"
+        f"a maxDuration of {format_duration(cap)} is not longer than the gap of {format_duration(gap)}: a row that "
+        "continues a session would nearly always end it, and which rows are dropped as `closed` would depend on the "
+        f"order of arrival (rule S2); write more than {format_duration(gap)}, or a shorter gap"
     )
 
 
