@@ -95,6 +95,52 @@ def test_avro_beyond_its_bounds_is_a_bad_record(kind: Any, value: bytes, says: s
     assert time.process_time() - began < 5
 
 
+COLOR = {"type": "enum", "name": "Color", "symbols": ["R", "G", "B"]}
+INDEXES = {
+    "enum": (COLOR, [-1, -3, 3], "an enum has no symbol {}", b"\4", "B"),
+    "union": (["null", "string"], [-1, -2, 2], "a union has no branch {}", b"\2\2B", "B"),
+    "enum in a union": (["null", COLOR], [-1, -2, 2], "a union has no branch {}", b"\2\4", "B"),
+    "union in an array": ({"type": "array", "items": ["null", COLOR]}, [], "", b"\2\2\4\0", '["B"]'),
+}
+
+
+@pytest.mark.parametrize("guarded_library", [True, False])
+@pytest.mark.parametrize("name", INDEXES)
+def test_an_index_that_names_no_symbol_and_no_branch_is_a_bad_record(
+    name: str, guarded_library: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library counts a negative one from the end. Without its guard, records are checked before they are read."""
+    assert avro_bounds._rejects_negative_indexes(), "the guard holds with the library that is installed"
+    if not guarded_library:
+        monkeypatch.setattr(avro_bounds, "_rejects_negative_indexes", lambda: False)
+    kind, wrong, says, right, value = INDEXES[name]
+    side = avro(kind, "string")
+    decoded = decode(side, *(b"\2\2" + number(index) + b"\2B" for index in wrong), b"\2\2" + right)
+    assert [bad.index for bad in decoded.bad] == list(range(len(wrong)))
+    for bad, index in zip(decoded.bad, wrong, strict=True):
+        assert bad.reason == f"not Avro of this schema: {says.format(index)}"
+    assert decoded.rows["x"].to_pylist() == [value]
+    nested = {-1: "an enum has no symbol -1", 3: "an enum has no symbol 3"} if "Color" in json.dumps(kind) else {}
+    for index, reason in nested.items():
+        record = b"\2\2" + right.replace(b"\4", number(index))
+        assert decode(side, record).bad[0].reason == f"not Avro of this schema: {reason}"
+
+
+def test_an_index_of_a_schema_that_is_a_union_names_a_branch() -> None:
+    event = {"type": "record", "name": "A", "fields": [{"name": name, "type": "long"} for name in ("id", "ts")]}
+    side = model("avro", avroSchema=json.dumps([event, "null"]))
+    decoded = decode(side, b"\0\2\2", b"\3\2\2", b"\4\2\2")
+    assert decoded.rows["id"].to_pylist() == [1]
+    assert [(bad.index, bad.reason) for bad in decoded.bad] == [
+        (row, f"not Avro of this schema: a union has no branch {branch}") for row, branch in ((1, -2), (2, 2))
+    ]
+
+
+def number(value: int) -> bytes:
+    """A small number as Avro writes it."""
+    return bytes([2 * value if value >= 0 else -2 * value - 1])
+
+
 def test_a_schema_with_more_fields_than_can_be_counted_gives_bad_records() -> None:
     kind: Any = "null"
     for n in range(35):

@@ -125,8 +125,7 @@ def read_record(record: bytes, start: int, written: AvroSchema) -> Any:
     source = io.BytesIO(record)
     source.seek(start)
     try:
-        check(record, start, written)
-        value = fastavro.schemaless_reader(source, written, None)
+        value = fastavro.schemaless_reader(source, check(record, start, written), None)
     except OutOfBounds as error:
         raise RejectedRecord(f"not Avro of this schema: {error}") from error
     except (MemoryError, OSError):  # which may be the machine's

@@ -4,6 +4,9 @@ The library reads by recursion in C, which ends the process if a record is neste
 each item of an array of nulls, of which a record of ten bytes may have a billion. So a record is checked before it is
 read. Most schemas allow neither, which is known from the schema alone: their records are not looked at.
 
+The library counts a negative index of an enum or a union from the end, as Python does. So it reads by a copy of the
+schema in which such an index names nothing.
+
 The library also raises an error for a time or a date that Python's types cannot hold, even in a field that no column
 names. Here such a number stays a number. The library's readers of logical types belong to the process, so schemas get
 names of our own in place of theirs. A time keeps its microseconds: only a timestamp column cuts them off. One in
@@ -12,13 +15,18 @@ nanoseconds stays its number, as in the library, except where a timestamp column
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from functools import cache
+from itertools import product
 from typing import Any
 
+import fastavro
 from fastavro.read import LOGICAL_READERS
 
 from joinery_runtime.formats.connect_types import decimal_of, named_schemas
@@ -32,8 +40,9 @@ _VALUES_PER_BYTE = 16  # that a longer record may have; a union and its null are
 _MOST_SCHEMAS = 1_000  # that are remembered
 _WIDTHS = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1, "enum": 1}
 
-# By the id() of schemas, which this keeps alive. With the named types of those that are risky.
-_judged: dict[int, tuple[Any, Mapping[str, Any] | None]] = {}
+# By the id() of schemas, which this keeps alive: the schema by which the library reads, and the named types of those
+# that are risky.
+_judged: dict[int, tuple[Any, Any, Mapping[str, Any] | None]] = {}
 
 
 def schema_document(text: str) -> Any:
@@ -57,8 +66,9 @@ class OutOfBounds(Exception):
     """A record is over a limit, or no record of its schema. The text says why."""
 
 
-def check(record: bytes, start: int, schema: Any) -> None:
-    """Raise OutOfBounds if reading the record by this schema, as fastavro has parsed it, would be over a limit."""
+def check(record: bytes, start: int, schema: Any) -> Any:
+    """Return the schema by which the library has to read the record. Raise OutOfBounds if reading the record by
+    `schema`, as fastavro has parsed it, would be over a limit."""
     judged = _judged.get(id(schema))  # one look: other threads clear it
     if judged is None:
         if len(_judged) >= _MOST_SCHEMAS:
@@ -71,9 +81,72 @@ def check(record: bytes, start: int, schema: Any) -> None:
             is_risky = judge.risky or surplus > _VALUES
         except KeyError:  # a name that the schema does not define is left to the library, which says so
             is_risky = False
-        judged = _judged[id(schema)] = schema, named if is_risky else None
-    if judged[1] is not None:
-        _Walk(record, start, judged[1]).value(schema, 0)
+        # The library parses a union again for each record, and drops what is special about it.
+        is_guarded = isinstance(schema, dict) and _rejects_negative_indexes()
+        is_risky |= judge.indexes and not is_guarded
+        judged = schema, _guarded(schema, {}) if is_guarded else schema, named if is_risky else None
+        _judged[id(schema)] = judged
+    _, readable, named_types = judged
+    if named_types is not None:
+        _Walk(record, start, named_types).value(schema, 0)
+    return readable
+
+
+class _ByIndex(dict[int, Any]):
+    """The symbols of an enum, or the branches of a union, by their indexes."""
+
+    def __init__(self, listed: Iterable[Any], words: str) -> None:
+        super().__init__(enumerate(listed))
+        self._words = words
+
+    def __missing__(self, index: int) -> Any:
+        raise OutOfBounds(f"{self._words} {index}")
+
+
+def _branches(listed: Sequence[Any]) -> list[Any]:
+    """The branches of a union as a list, as which the library knows a union. It adds the length to a negative index, so
+    the length is 0; and it asks a method in C for a branch, because one in Python would take 0.1 us for each value."""
+    own = {"__getitem__": _ByIndex(listed, "a union has no branch").__getitem__, "__len__": lambda _: 0}
+    union: list[Any] = type("Union", (list,), own)(listed)
+    return union
+
+
+def _guarded(node: Any, copies: dict[int, Any]) -> Any:
+    """A copy of a parsed schema, in which a negative index of an enum or a union names nothing. `copies` are those of
+    its parts, by the id() of the original: a record may contain itself."""
+    if isinstance(node, list):
+        return _branches([_guarded(branch, copies) for branch in node])
+    if not isinstance(node, dict):
+        return node
+    if id(node) not in copies:
+        copy = copies[id(node)] = dict(node)
+        for key in ("type", "items", "values"):
+            if key in node:
+                copy[key] = _guarded(node[key], copies)
+        if "fields" in node:
+            copy["fields"] = [{**field, "type": _guarded(field["type"], copies)} for field in node["fields"]]
+        if "symbols" in node:
+            copy["symbols"] = _ByIndex(node["symbols"], "an enum has no symbol")
+        if _NAMED in node:
+            copy[_NAMED] = {name: _guarded(inner, copies) for name, inner in node[_NAMED].items()}
+    return copies[id(node)]
+
+
+_NAMED = "__named_schemas"
+
+
+@cache
+def _rejects_negative_indexes() -> bool:
+    """Whether the library that is installed takes a guarded schema as it is meant. Without it, records are checked
+    before they are read."""
+    enum = {"type": "enum", "name": "e", "symbols": ["a", "b"]}
+    for kind, index in product((enum, ["null", "boolean"]), (-1, -2)):
+        fields = [{"name": "field", "type": kind}]
+        schema = _guarded(fastavro.parse_schema({"type": "record", "name": "r", "fields": fields}), {})
+        with suppress(OutOfBounds):
+            fastavro.schemaless_reader(io.BytesIO(bytes([-2 * index - 1, 0])), schema, None)
+            return False
+    return True
 
 
 class _Judge:
@@ -82,17 +155,20 @@ class _Judge:
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named, self._surplus = named, dict[str, float]()
         self.risky = False  # whether an array or a map may have a surplus with each item, or there is a cycle
+        self.indexes = False  # whether there is an enum or a union
 
     def surplus_of(self, node: Any, inside: tuple[str, ...]) -> float:
         """Return the most values that a value is made of, less the values that its bytes allow. It is a part of the
         records that are named `inside`. Raises KeyError if a name is not defined."""
         if isinstance(node, list):
+            self.indexes = True
             branches = [self.surplus_of(branch, inside) for branch in node]
             return 1 - _VALUES_PER_BYTE + max(branches, default=0)
         kind = node["type"] if isinstance(node, dict) else node
         if isinstance(kind, dict | list):
             return self.surplus_of(kind, inside)
         if kind in ("enum", "fixed"):
+            self.indexes |= kind == "enum"
             width = int(node["size"]) if kind == "fixed" else _WIDTHS[kind]
             self._surplus[node["name"]] = 1 - _VALUES_PER_BYTE * width
             return self._surplus[node["name"]]
@@ -134,10 +210,7 @@ class _Walk:
         if depth > DEEPEST:
             raise OutOfBounds(f"it is nested deeper than {DEEPEST}")
         if isinstance(schema, list):
-            branch = self._read_number()
-            if not 0 <= branch < len(schema):
-                raise OutOfBounds(f"a union has no branch {branch}")
-            self.value(schema[branch], depth)
+            self.value(schema[self._read_index(len(schema), "a union has no branch")], depth)
             return
         kind = schema["type"] if isinstance(schema, dict) else schema
         if isinstance(kind, dict | list):
@@ -147,7 +220,9 @@ class _Walk:
         elif kind in ("record", "error"):
             for field in schema["fields"]:
                 self.value(field["type"], depth + 1)
-        elif kind in ("int", "long", "enum"):
+        elif kind == "enum":
+            self._read_index(len(schema["symbols"]), "an enum has no symbol")
+        elif kind in ("int", "long"):
             self._read_number()
         elif kind in ("bytes", "string"):
             self._skip_bytes(self._read_number())
@@ -167,6 +242,12 @@ class _Walk:
                 if kind == "map":
                     self._skip_bytes(self._read_number())
                 self.value(schema["items" if kind == "array" else "values"], depth + 1)
+
+    def _read_index(self, count: int, words: str) -> int:
+        index = self._read_number()
+        if not 0 <= index < count:
+            raise OutOfBounds(f"{words} {index}")
+        return index
 
     def _skip_bytes(self, size: int) -> None:
         if size < 0 or self._at + size > len(self._record):
