@@ -90,7 +90,7 @@ def read_session_columns(
                 scope.report.add(at, "the number has no name of its own; write ROW_NUMBER() OVER (...) AS <name>")
             chosen.add(ROW_NUMBER, renamed)
         elif value.is_star:
-            scope.report.add(at, "a star is not supported: a session holds many rows; name groups and aggregates")
+            scope.report.add(at, "a star is not supported: a group holds many rows; name groups and aggregates")
         elif is_aggregate(value):
             _read_aggregate(value, renamed, at, chosen, scope)
         elif _is_expression(value, groups, scope):
@@ -148,7 +148,7 @@ def _read_group_item(
     is_unknown = isinstance(value, exp.Anonymous) and cannot_call(value.name.upper(), len(value.expressions)) != ""
     if group is None and (groups.by_text or not groups.broken or is_unknown):
         unknown_function = unknown_aggregate(value)
-        many = "is not in GROUP BY, and a session holds many rows of it; group by it, or write FIRST(...) or LAST(...)"
+        many = "is not in GROUP BY, and a group holds many rows of it; group by it, or write FIRST(...) or LAST(...)"
         scope.report.add(at, unknown_function if is_unknown else many)
     elif group is not None and group.selected:
         scope.report.add(at, "this group is selected twice; keep one")

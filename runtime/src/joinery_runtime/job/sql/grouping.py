@@ -487,7 +487,7 @@ def _parse_share(value: Any) -> float:
 def _without_nulls(value: exp.Expr) -> exp.Expr:
     """Return the call without clauses about NULLs, which aggregates skip in any case."""
     if isinstance(value, exp.Window):
-        raise BadAggregateError("OVER is not supported: the session is what is aggregated; leave it out")
+        raise BadAggregateError("OVER is not supported: the group is what is aggregated; leave it out")
     if isinstance(value, exp.RespectNulls):
         raise BadAggregateError("RESPECT NULLS is not supported: aggregates skip NULLs (rule S7); leave it out")
     return value.this if isinstance(value, exp.IgnoreNulls) else value
@@ -510,7 +510,7 @@ def _checked_argument(value: exp.Expr) -> exp.Expr:
     if isinstance(value, exp.Order):
         raise BadAggregateError("ORDER BY is not supported: values are in order of event time; leave it out")
     if value.find(exp.AggFunc, exp.Window) is not None:
-        raise BadAggregateError("an aggregate of an aggregate has no meaning in one session; keep one of them")
+        raise BadAggregateError("an aggregate of an aggregate has no meaning in one group; keep one of them")
     if value.find(exp.Star) is not None:
         raise BadAggregateError("takes a value, not a star; name a column")
     return value.unnest()

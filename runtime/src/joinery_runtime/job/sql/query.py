@@ -276,7 +276,12 @@ def _read_groups(group: exp.Expr, parsed: Parsed, report: Report) -> tuple[exp.E
             facts = "a job has one set of groups, so GROUPING SETS, ROLLUP and CUBE are not supported"
             problem = f"{facts}; write a job for each set, or group by all the columns"
         report.add(parsed.position_of("GROUP BY"), problem)
-    return tuple(node for node in group.expressions if node not in sets)
+    groups = [node for node in group.expressions if node not in sets]
+    # The columns of sets count as groups, so that nothing else is said about them.
+    listed = [*sets, *(node for name in more if isinstance(group.args[name], list) for node in group.args[name])]
+    columns = {column.sql(comments=False): column for node in listed for column in node.find_all(exp.Column)}
+    texts = {node.sql(comments=False) for node in groups}
+    return (*groups, *(column for text, column in columns.items() if text not in texts))
 
 
 def _read_join(join: exp.Join, report: Report) -> JoinClause:
