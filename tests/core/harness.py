@@ -359,12 +359,15 @@ class Engine:
             self.start()
             assert self.driver.plan() == plan, "a plan is replayed as it stands"
         report = self.driver.commit(plan, self.driver.run(plan), last=self._last)
-        dead = _rows(self._dead)
+        written = _rows(self._dead)
+        # Rows of an aggregate that do not fit have no place (S7).
+        unfit = Counter(row["input"] for row in written if row["topic"] is None)
+        dead = [row for row in written if row["topic"] is not None]
         letters = {(row["input"], row["topic"], row["partition"], row["offset"]) for row in dead}
         assert len(letters) == len(dead), "a record is two dead letters"
         assert all(row["reason"].startswith(("late: ", "future: ")) for row in dead)
         union_of = {part.name: side.name for side in self._job.inputs for part in side.parts}
-        return plan, report, _rows(self._output), Counter(union_of[name] for name, *_ in letters)
+        return plan, report, _rows(self._output), Counter(union_of[name] for name, *_ in letters) + unfit
 
     def read_by(self, plan: EpochPlan) -> tuple[dict[str, list[Row]], Counter[str]]:
         """The rows that count, and how many are too far ahead (T11), by input."""
@@ -526,7 +529,9 @@ def _compare(result: Result) -> None:
     assert not difference, f"epoch {result.plan.epoch}, {result.plan.watermarks}: {difference}"
     expected_drops = dropped(result.expected, result.future)
     assert _counts(result.report.dropped) == expected_drops, f"drops of epoch {result.plan.epoch}"
-    assert result.dead == Counter(result.report.dead) == _late_letters(result.pipeline, result.expected) + result.future
+    unfit = Counter({result.pipeline.last.sides[0].time: result.expected.unfit})
+    letters = _late_letters(result.pipeline, result.expected) + result.future + unfit
+    assert result.dead == Counter(result.report.dead) == letters
 
 
 def _late_letters(pipeline: Pipeline, expected: EpochExpectation) -> Counter[str]:

@@ -42,6 +42,25 @@ VALUES: dict[str, list[Any]] = {
     "date": [date(1969, 12, 31), date(2024, 2, 29)],
     "timestamp": [datetime(1969, 12, 31, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)],
 }
+MOST, MOST_DIGITS = 2**63 - 1, 10**38 - 1
+LARGE: dict[str, list[Any]] = {"v": [MOST - 1, -MOST - 1, 1], "w": [*map(Decimal, (MOST_DIGITS, -MOST_DIGITS, 1))]}
+"""Values whose sums do not fit their types, by column: of int64, and of decimal(38,0)."""
+LARGE_AGGREGATES: list[dict[str, Any]] = [
+    {"function": "count", "as": "rows"},
+    {"function": "sum", "column": "v", "as": "total"},
+    {"function": "sum", "column": "w", "as": "wide"},
+    {"function": "avg", "column": "w", "as": "mean"},
+    {"function": "avg", "column": "v", "as": "mean_of_v"},
+    {"function": "count_distinct", "column": "v", "limit": 1, "as": "distinct"},
+    {"function": "array_agg", "column": "v", "limit": 2, "as": "list"},
+    {"function": "median", "column": "v", "limit": 2, "as": "middle"},
+]
+LARGE_SELECTED: dict[str, Callable[[Values], Any]] = {
+    "total IS NULL": lambda row: row["total"] is None,
+    "wide IS NULL": lambda row: row["wide"] is None,
+    "JSON_VALUE(list, '$[0]') IS NULL": lambda row: row["list"] is None,
+    "rows * 6000000000000000000": lambda row: _as_int64(row["rows"] * 6_000_000_000_000_000_000),
+}
 NUMBERS = {"int32", "int64", "float", "double", "decimal(9,2)", "decimal(38,0)"}
 OF_NUMBERS = ("sum", "avg", "var_pop", "var_samp", "stddev_pop", "stddev_samp", "median")
 OF_ORDERED = ("min", "max")
@@ -60,10 +79,11 @@ class SessionJob:
     where: Callable[[Values], bool | None] | None = None
     computed: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict)
     busy: bool = False
+    large: bool = False
 
     @property
     def shape(self) -> SessionShape:
-        having = HAVING.get(self.job.spec.having or "")
+        having = {**HAVING, **LARGE_HAVING}.get(self.job.spec.having or "")
         selection = selection_in_python(selected_of(self.job))
         return SessionShape(
             self.job, reference_hash, self.where, self.computed, self._sketched, dict(CONDITIONS), having, selection
@@ -115,6 +135,11 @@ HAVING: dict[str, Callable[[Values], bool | None]] = {
     "rows % 2 = 1": lambda row: row["rows"] % 2 == 1,
     "rows < 3 AND window_start % 3 <> 0": lambda row: row["rows"] < 3 and row["window_start"] % 3 != 0,
 }
+LARGE_HAVING: dict[str, Callable[[Values], bool | None]] = {
+    "total > 0": lambda row: None if row["total"] is None else row["total"] > 0,
+    "wide > 0 AND rows > 1": lambda row: None if row["wide"] is None else row["wide"] > 0 and row["rows"] > 1,
+    "rows > 1": lambda row: row["rows"] > 1,
+}
 """Conditions on groups with a count of rows as `rows` (G7)."""
 SELECTED: dict[str, Callable[[Values], Any]] = {
     "rows * 10 + 1": lambda row: row["rows"] * 10 + 1,
@@ -144,9 +169,9 @@ def _as_int64(value: int) -> int:
 
 
 @st.composite
-def selections(draw: Any) -> dict[str, str]:
+def selections(draw: Any, texts_of: Mapping[str, object] = SELECTED) -> dict[str, str]:
     """Expressions over groups with a count of rows as `rows`, by their names in the output."""
-    texts = draw(st.lists(st.sampled_from(sorted(SELECTED)), min_size=1, max_size=4, unique=True))
+    texts = draw(st.lists(st.sampled_from(sorted(texts_of)), min_size=1, max_size=4, unique=True))
     return {f"s{number}": text for number, text in enumerate(texts)}
 
 
@@ -157,11 +182,12 @@ def selected_items(selection: Mapping[str, str], columns: Sequence[str] = ()) ->
 
 
 def selection_in_python(
-    items: Sequence[Mapping[str, str]] | None, expressions: Mapping[str, Callable[[Values], Any]] = SELECTED
+    items: Sequence[Mapping[str, str]] | None, expressions: Mapping[str, Callable[[Values], Any]] | None = None
 ) -> dict[str, Callable[[Values], Any]] | None:
     """What the entries of `select` mean; None: nothing is selected."""
     if items is None:
         return None
+    expressions = {**SELECTED, **LARGE_SELECTED} if expressions is None else expressions
     return {
         item.get("as") or item["column"].rpartition(".")[2]: expressions[item["expression"]]
         if "expression" in item
@@ -223,8 +249,10 @@ def session_jobs(
     having: bool = False,
     early: bool = False,
     computing: bool = False,
+    large: bool = False,
 ) -> SessionJob:
-    kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
+    value_types = ["decimal(38,0)"] if large else sorted(VALUES)
+    kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(value_types))}
     busy = draw(st.booleans())
     types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
     where = None if busy else draw(st.sampled_from([None, None, None, *CONDITIONS]))
@@ -234,23 +262,32 @@ def session_jobs(
         "gap": ms(draw(st.sampled_from([1, 2, 3, 4, 5]))),
         "maxDuration": ms(draw(st.sampled_from([*range(2, 13), *[NO_CAP] * 5])) if capped else NO_CAP),
         "compute": [{"expression": COMPUTED, "as": "p"}],
-        "aggregates": draw(aggregates(kinds["w"])),
+        "aggregates": draw(large_aggregates() if large else aggregates(kinds["w"])),
         "lateData": draw(st.sampled_from(["drop", *["reopen"] * (9 if busy else 1)])),
         "allowedLateness": ms(draw(st.sampled_from([5, 25, 40] if busy else [0, 1, 5, 12]))),
         "emitRetractions": draw(st.sampled_from([True, True, False])),
         "output": {"file": {"path": "out.jsonl"}, "format": "json"},
         **({"where": where[0]} if where else {}),
     }
-    if having or computing:
+    if (having or computing) and not large:
         spec["aggregates"].append({"function": "count", "as": "rows"})
     if computing:
-        spec["select"] = selected_items(draw(selections()), ["session_id", *spec["groupBy"]])
+        items = draw(selections(LARGE_SELECTED if large else SELECTED))
+        spec["select"] = selected_items(items, ["session_id", *spec["groupBy"]])
     if having:
-        spec |= {"having": draw(st.sampled_from(sorted(HAVING))), "emitRetractions": True}
+        condition = draw(st.sampled_from(sorted(LARGE_HAVING if large else HAVING)))
+        spec |= {"having": condition, "emitRetractions": True}
     if early:
         spec["emit"] = {"every": ms(draw(st.sampled_from(EVERY)))}
     job = SessionWindow.model_validate({"metadata": {"name": "random"}, "spec": spec})
-    return SessionJob(job, types, where[1] if where else None, {"p": plus_one}, busy)
+    return SessionJob(job, types, where[1] if where else None, {"p": plus_one}, busy, large)
+
+
+@st.composite
+def large_aggregates(draw: Any) -> list[dict[str, Any]]:
+    """LARGE_AGGREGATES, some of them with no limit that a history reaches."""
+    limited = draw(st.booleans())
+    return [{**call, "limit": 1_000} if "limit" in call and not limited else dict(call) for call in LARGE_AGGREGATES]
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -262,8 +299,8 @@ def session_rows(draw: Any, job: SessionJob, position: tuple[int, int], ts: int)
     values = {
         "k": draw(st.sampled_from(key_values[:1] if job.busy else [*key_values[:1] * 8, *key_values, None])),
         "n": draw(st.sampled_from([0] if job.busy else [0, 0, 0, 0, 1, None])),
-        "v": draw(st.sampled_from([1] if job.busy else [1, 1, 1, 1, 2, 0, None])),
-        "w": draw(st.sampled_from([*VALUES[job.types["w"]], None])),
+        "v": draw(st.sampled_from(LARGE["v"] if job.large else [1] if job.busy else [1, 1, 1, 1, 2, 0, None])),
+        "w": draw(st.sampled_from([*(LARGE["w"] if job.large else VALUES[job.types["w"]]), None])),
         "ts": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ts),
     }
     values[STAMP] = draw(stamps(job.job.inputs[0], ts))

@@ -18,11 +18,15 @@ from core.random_sessions import (
     GROUPS,
     HAVING,
     INPUT,
+    LARGE_HAVING,
+    LARGE_SELECTED,
+    SELECTED,
     VALUES,
     aggregates,
     estimate,
     histories,
     input_of,
+    large_aggregates,
     plus_one,
     selected_items,
     selected_of,
@@ -48,10 +52,12 @@ class WindowedJob:
     busy: bool = False
     unit: int = 1
     start: int | None = None
+    large: bool = False
 
     def oracle(self) -> WindowOracle:
         """A fresh one."""
-        having = HAVING.get(self.job.spec.aggregate.having or "") if self.job.spec.aggregate is not None else None
+        aggregate = self.job.spec.aggregate
+        having = {**HAVING, **LARGE_HAVING}.get(aggregate.having or "") if aggregate is not None else None
         selection = selection_in_python(selected_of(self.job))
         shape = WindowShape(self.job, self.where, self.computed, self._sketched, _CONDITIONS, having, selection)
         return WindowOracle(shape)
@@ -134,8 +140,10 @@ def windowed_jobs(
     reopen: bool = False,
     computing: bool = False,
     local: bool = False,
+    large: bool = False,
 ) -> WindowedJob:
-    kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
+    value_types = ["decimal(38,0)"] if large else sorted(VALUES)
+    kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(value_types))}
     busy = draw(st.booleans())
     types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
     where = None if busy else draw(st.sampled_from([None, None, None, *CONDITIONS]))
@@ -147,14 +155,14 @@ def windowed_jobs(
         "groupBy": [name if name == "p" else f"{INPUT}.{name}" for name in draw(st.sampled_from([*GROUPS, ()]))],
         "window": windows_of(draw, zone),
         "compute": [{"expression": f"{INPUT}.{COMPUTED}", "as": "p"}],
-        "aggregates": [_of_input(spec) for spec in draw(aggregates(kinds["w"]))],
+        "aggregates": [_of_input(spec) for spec in draw(large_aggregates() if large else aggregates(kinds["w"]))],
         "lateData": late_data,
         "allowedLateness": ms(draw(st.sampled_from([0, 0, 1, 5, 25])) * unit),
     }
-    if having or computing:
+    if (having or computing) and not large:
         aggregate["aggregates"].append({"function": "count", "as": "rows"})
     if having:
-        aggregate |= {"having": draw(st.sampled_from(sorted(HAVING)))}
+        aggregate |= {"having": draw(st.sampled_from(sorted(LARGE_HAVING if large else HAVING)))}
     if reopen:
         late_data = aggregate["lateData"] = "reopen"
     if early:
@@ -165,9 +173,9 @@ def windowed_jobs(
     dead = {"deadLetter": {"file": {"path": "dead.jsonl"}}}
     spec = {"inputs": [source], "aggregate": aggregate, "output": written, **(dead if late_data == "dlq" else {})}
     if computing:
-        spec["select"] = selected_items(draw(selections()), aggregate["groupBy"])
+        spec["select"] = selected_items(draw(selections(LARGE_SELECTED if large else SELECTED)), aggregate["groupBy"])
     job = StreamJoin.model_validate({"metadata": {"name": "random"}, "spec": spec})
-    return WindowedJob(job, types, where[1] if where else None, {"p": plus_one}, busy, unit, start)
+    return WindowedJob(job, types, where[1] if where else None, {"p": plus_one}, busy, unit, start, large)
 
 
 def _of_input(spec: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,13 @@ from core.random_top_n import ranked_cases
 from core.random_top_of_windows import top_of_windows_cases
 from core.random_twice import twice_cases
 from core.random_windows import windowed_cases
-from joinery_runtime.core.kinds import deduplicate, grouping, interval, top_n
+from joinery_runtime.core.aggregates import exact, lists, percentiles
+from joinery_runtime.core.kinds import deduplicate, group_rows, grouping, interval, top_n
 from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.as_of import AsOfJoin
 from joinery_runtime.core.kinds.deduplicate import Deduplicate
+from joinery_runtime.core.kinds.folding import Folding
+from joinery_runtime.core.kinds.group_rows import GroupOutput
 from joinery_runtime.core.kinds.interval import IntervalJoin
 from joinery_runtime.core.kinds.session import change as session_change
 from joinery_runtime.core.kinds.session import form as session_form
@@ -35,7 +37,6 @@ from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.top_n import FirstRows
 from joinery_runtime.core.kinds.window import WindowJoin
-from joinery_runtime.core.kinds.windowed import kind as window_kind
 from joinery_runtime.core.kinds.windowed import panes as window_panes
 from joinery_runtime.core.kinds.windowed.kind import WindowAggregation
 from joinery_runtime.core.pipeline import times
@@ -195,13 +196,53 @@ def never(flags: Any) -> Any:
     return flags & False
 
 
-def every_row_passes(module: ModuleType) -> Callable[[Patch], None]:
+def every_row_passes(patch: Patch) -> None:
     """The condition on groups is true for all."""
+    patch.setattr(group_rows, "filter_mask", lambda condition, columns, count, failures: np.ones(count, dtype=bool))
 
-    def mask(step: StepSpec, values: Any, count: int, *_: Any) -> np.ndarray:
-        return np.ones(count, dtype=bool)
 
-    return lambda patch: patch.setattr(module, "having_mask", mask)
+def nothing_is_too_large(patch: Patch) -> None:
+    """A value that does not fit is NULL, and nobody is told."""
+    patch.setattr(Folding, "find_misfits", lambda *_: {})
+
+
+def unfit_rows_replace_nothing(patch: Patch) -> None:
+    """A row that does not fit is not emitted in a changelog either."""
+    real = GroupOutput._judge
+
+    def judge(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+        passes, unfit = real(*arguments)
+        return passes & ~unfit, unfit
+
+    patch.setattr(GroupOutput, "_judge", judge)
+
+
+def conditions_read_null(patch: Patch) -> None:
+    """A condition on a value that does not fit is not met."""
+    real = GroupOutput._rows_with
+
+    def rows_with(misfits: Any, names: Any, count: int) -> np.ndarray:
+        return real(misfits, names if None in names else (), count)
+
+    patch.setattr(GroupOutput, "_rows_with", staticmethod(rows_with))
+
+
+def limits_are_forgotten(patch: Patch) -> None:
+    """A group that has had too many values begins again."""
+    for module in (lists, percentiles):
+        patch.setattr(module, "lacks_lists", lambda states, groups: np.zeros(groups.count, dtype=bool))
+
+
+def sums_lose_what_is_beyond(patch: Patch) -> None:
+    """A sum keeps its lowest 64 bits."""
+    real = exact.sums_of
+
+    def sums_of(*arguments: Any) -> exact.Sums:
+        low = real(*arguments).lower.low
+        sign = low.view(np.int64) >> np.int64(63)
+        return exact.Sums(exact.Wide(sign, low), sign)
+
+    patch.setattr(exact, "sums_of", sums_of)
 
 
 def takes_back_other_ids_only(patch: Patch) -> None:
@@ -356,7 +397,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "sessions that went out and grew go out again": ("sessions", emitted_is_forgotten),
     "sessions that changed do not go out again": ("sessions", other_changes(to_emit=never)),
     "nothing is taken back": ("sessions", other_changes(emitted=never)),
-    "a session that does not meet the condition is emitted": ("sessions with having", every_row_passes(session_kind)),
+    "a session that does not meet the condition is emitted": ("sessions with having", every_row_passes),
     "a session that no longer meets the condition stays": ("sessions with having", takes_back_other_ids_only),
     "a session stays beside what it has become": ("sessions", kernel(forget_flags)),
     "a session forgets its rows when it grows": ("sessions", drops_what_was_kept),
@@ -382,7 +423,13 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "a window that has not changed is emitted early again": ("early windows", kernel(early_results_again)),
     "a window that changed is not emitted early": ("early windows", kernel(early_results_of_the_epoch)),
     "a window that reopens is not emitted again": ("reopened windows", windows_stay_as_emitted),
-    "a window that does not meet the condition is emitted": ("windows with having", every_row_passes(window_kind)),
+    "a window that does not meet the condition is emitted": ("windows with having", every_row_passes),
+    "a value that does not fit is emitted": ("large windows", nothing_is_too_large),
+    "a session whose value does not fit is emitted": ("large sessions", nothing_is_too_large),
+    "a sum keeps its lowest 64 bits": ("large windows", sums_lose_what_is_beyond),
+    "a group over its limit begins again": ("large sessions", limits_are_forgotten),
+    "a row that does not fit leaves the one before": ("large reopened windows", unfit_rows_replace_nothing),
+    "a condition on a value that does not fit is not met": ("large windows with having", conditions_read_null),
     "a span is one millisecond too long": ("deduplication", another_duration(within=lambda ms: ms + 1)),
     "rows are decided one millisecond early": ("deduplication", other_horizons(one_later, LEFT)),
     "what was decided is decided again": ("deduplication", other_horizons(without_before, LEFT)),
@@ -431,6 +478,10 @@ OF_ONE_INPUT = {
     "early sessions": partial(session_cases, early=True),
     "early windows": partial(windowed_cases, early=True),
     "reopened windows": partial(windowed_cases, reopen=True),
+    "large windows": partial(windowed_cases, large=True),
+    "large sessions": partial(session_cases, large=True),
+    "large reopened windows": partial(windowed_cases, large=True, reopen=True),
+    "large windows with having": partial(windowed_cases, large=True, having=True),
 }
 
 # Seeds with which a mistake is found within a dozen examples; the others are with 1.

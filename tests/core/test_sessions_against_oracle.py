@@ -85,6 +85,16 @@ def test_expressions_are_computed_of_each_row_that_is_emitted_or_taken_back(data
     check_against_oracle(data.draw(session_cases(**{chosen: True, "computing": True})), few_hashes(2))
 
 
+@settings(HISTORIES, max_examples=examples(100))
+@given(data=st.data())
+def test_rows_with_values_that_do_not_fit_are_dead_letters(data: Any) -> None:
+    """Those of a changelog are emitted as well, with NULL, and taken back as such (S7)."""
+    chosen = data.draw(st.sampled_from(["having", "early", "computing"]))
+    computing = data.draw(st.booleans())
+    case = data.draw(session_cases(**{chosen: True, "large": True, "computing": computing}))
+    check_against_oracle(case, few_hashes(2))
+
+
 @settings(HISTORIES, max_examples=examples(60))
 @given(case=session_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:

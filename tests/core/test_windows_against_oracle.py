@@ -53,6 +53,16 @@ def test_windows_that_reopen_are_emitted_again_after_each_change(data: Any) -> N
     check_against_oracle(case, few_hashes(2))
 
 
+@settings(HISTORIES, max_examples=examples(100))
+@given(data=st.data())
+def test_rows_with_values_that_do_not_fit_are_dead_letters(data: Any) -> None:
+    """Those of a changelog are emitted as well, with NULL (S7)."""
+    chosen = data.draw(st.sampled_from(["having", "early", "reopen", "computing", "local"]))
+    computing = data.draw(st.booleans())
+    case = data.draw(windowed_cases(**{chosen: True, "large": True, "computing": computing}))
+    check_against_oracle(case, few_hashes(2))
+
+
 @settings(HISTORIES, max_examples=examples(120))
 @given(data=st.data())
 def test_windows_of_a_zone_begin_and_end_by_its_clocks(data: Any) -> None:

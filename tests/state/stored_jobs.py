@@ -3,8 +3,8 @@
 An archive in `stored/` holds their inputs, and of each job: its database (`NAME/dump.sql`) and its output as they were
 after COMMITTED epochs, with one more epoch planned and run and not committed; and the rows that the same release made
 visible when nothing interrupted it (`NAME/expected.jsonl`). `python tests/state/stored_jobs.py` wrote them on main of
-the day that the archive is named after (1fa1b8c, and 0afeb58). One that is there is not written again: then it would
-say nothing about that release. For another release add its jobs to JOBS under another archive.
+the day that the archive is named after (1fa1b8c, 0afeb58, and 408fd54). One that is there is not written again: then it
+would say nothing about that release. For another release add its jobs to JOBS under another archive.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
 
 STORED = Path(__file__).parent / "stored"
-NOVEMBER_22, NOVEMBER_25 = "main-2026-11-22", "main-2026-11-25"
-SEGMENT_VERSIONS = {NOVEMBER_22: 1, NOVEMBER_25: 2}
+NOVEMBER_22, NOVEMBER_25, NOVEMBER_30 = "main-2026-11-22", "main-2026-11-25", "main-2026-11-30"
+SEGMENT_VERSIONS = {NOVEMBER_22: 1, NOVEMBER_25: 2, NOVEMBER_30: 4}
 """What each release wrote."""
 COMMITTED = 4
 SCHEMA = "joinery"
@@ -209,8 +209,36 @@ spec:
 }
 
 
+BEFORE_SUMS = tuple(JOBS)
+JOBS |= {
+    # Windows that overlap: sums in the types of their results, and lists.
+    "sums": f"""
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {{name: stored-sums}}
+spec:
+  inputs:{ORDERS.replace("decimal(12,2)", "decimal(38,2)")}
+  aggregate:
+    groupBy: [orders.currency]
+    window: {{hopping: {{size: 4m, slide: 2m}}}}
+    compute: [{{expression: "CAST(orders.amount * 100 AS BIGINT)", as: cents}}]
+    aggregates:
+      - {{function: sum, column: cents, as: total_cents}}
+      - {{function: avg, column: cents, as: mean_cents}}
+      - {{function: sum, column: orders.amount, as: total}}
+      - {{function: avg, column: orders.amount, as: mean}}
+      - {{function: count_distinct, column: cents, limit: 100, as: amounts}}
+      - {{function: array_agg, column: orders.order_id, limit: 100, as: ordered}}
+      - {{function: median, column: cents, as: middle}}
+  output: {{postgres: {{table: sums}}}}{COMMON}
+""",
+}
+
+
 def release_of(name: str) -> str:
-    return NOVEMBER_22 if name in EARLIEST else NOVEMBER_25
+    if name in EARLIEST:
+        return NOVEMBER_22
+    return NOVEMBER_25 if name in BEFORE_SUMS else NOVEMBER_30
 
 
 def archive_of(release: str) -> Path:
@@ -357,7 +385,7 @@ def _dump(dsn: str) -> str:
 
 
 def main() -> None:
-    release = NOVEMBER_25
+    release = NOVEMBER_30
     target = archive_of(release)
     assert not target.exists(), "what an earlier release wrote is not written again"
     with tempfile.TemporaryDirectory() as work, embedded_postgres(Path(work, "postgres")) as server:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from joinery_runtime.core.table.blob import from_blob
@@ -89,8 +90,8 @@ def test_this_release_writes_what_the_earlier_one_wrote_under_another_version_of
     name: str, folder: Path, restored: str, dsn: str
 ) -> None:
     """Signature and definition are the same; plans, results and offsets have every key that the earlier release wrote,
-    and segments the same columns. Keys may be added, and where epochs are cut is no part of a format. A `state_version`
-    that is higher tells the earlier release to leave segments alone."""
+    and segments the same columns, of which sums may be wider. Keys may be added, and where epochs are cut is no part of
+    a format. A `state_version` that is higher tells the earlier release to leave segments alone."""
     for part in ("joined", "refused"):
         if (folder / part).exists():
             (folder / part).rename(folder / f"{part}-before")
@@ -152,7 +153,12 @@ def _columns_of_segments(dsn: str) -> set[tuple[Any, ...]]:
     """By part of the state: what is said of its segments, and their columns."""
     with psycopg.connect(dsn) as connection:
         rows = connection.execute(f"SELECT meta, state_blob FROM {SCHEMA}.state").fetchall()
-    return {(meta["part"], *sorted(meta), str(from_blob(blob).schema)) for meta, blob in rows}
+    return {(meta["part"], *sorted(meta), *(_column(field) for field in from_blob(blob).schema)) for meta, blob in rows}
+
+
+def _column(field: pa.Field) -> str:
+    is_sum = field.name.startswith("$sum(") or field.name.endswith(".sum")
+    return field.name if is_sum else str(field)
 
 
 def _versions_of_segments(dsn: str) -> set[int]:

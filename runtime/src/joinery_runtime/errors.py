@@ -13,7 +13,7 @@ code of the command line.
     |   +-- SourceUnavailable   (U) an input's brokers do not answer
     +-- RecordError         a record cannot be used and there is no dead-letter output
     |   +-- MisreadInput    the job reads the first records of an input wrongly; their plan is dropped
-    +-- AggregateError      an aggregate has no value: an overflow, or more distinct values than its limit
+    +-- AggregateError      a value of an aggregate does not fit, and there is no dead-letter output
     +-- StateError          the state store cannot do what it was asked to do
     |   +-- StoreUnavailable    (U) Postgres does not answer, or has no room
     |   +-- Fenced              a newer driver owns the job

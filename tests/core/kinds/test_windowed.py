@@ -28,7 +28,7 @@ from joinery_runtime.core.pipeline.step import Horizon, StateRun, StepWork, with
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, merge
-from joinery_runtime.errors import AggregateError
+from joinery_runtime.engine.output_limit import reasons_of
 from joinery_runtime.job.kinds.aggregate.model import AggregateWindow
 from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow
 
@@ -203,13 +203,28 @@ def test_an_epoch_without_rows_of_a_group_writes_nothing_of_it() -> None:
     assert sum(int(flags.sum()) for _, flags in shard.segments.values()) == 1
 
 
-def test_a_sum_that_overflows_names_the_group_and_the_way_out() -> None:
+def test_a_row_with_a_value_that_does_not_fit_is_named_and_not_emitted() -> None:
     shard = Shard(step_of(HOPPING))
-    with pytest.raises(AggregateError, match=r"sum\(v\), in the output as total.*k='a' that holds 0.*--drop-planned"):
-        shard.epoch(0, [Row("a", 1, 2**63 - 1), Row("a", 2, 1)])
-    shard.epoch(0, [Row("a", 1, 2**63 - 1), Row("a", 7, 1)])
-    with pytest.raises(AggregateError, match=r"k='a' that holds 0.*Remove the aggregate"):
-        shard.epoch(10)
+    shard.epoch(0, [Row("a", 1, 2**63 - 1), Row("a", 2, 1), Row("b", 1, 1)])
+    shard.compact()
+    shard.epoch(0, [Row("a", 7, -1), Row("a", 8, 5)])
+    assert {row[:3] for row in shard.epoch(10)} == {("b", -5, 5), ("b", 0, 10)}
+    assert sorted(reason for unfit in shard.last.unfit for reason in reasons_of(unfit)) == [
+        f"sum(v), in the output as total: the sum {total} does not fit int64; k='a', in the window from {span}"
+        for total, span in (
+            (2**63, "1969-12-31T23:59:59.995Z to 1970-01-01T00:00:00.005Z"),
+            (2**63 + 4, "1970-01-01T00:00:00.000Z to 1970-01-01T00:00:00.010Z"),
+        )
+    ]
+
+
+def test_a_group_in_a_reason_is_cut() -> None:
+    shard = Shard(step_of(TUMBLING))
+    shard.epoch(0, [Row("a" * 10_000, 1, 2**63 - 1), Row("a" * 10_000, 2, 1)])
+    shard.epoch(10)
+    (unfit,) = shard.last.unfit
+    assert f"; k='{'a' * 59}..., in the window" in next(reasons_of(unfit))
+    assert unfit.rows.column("k").to_pylist() == ["a" * 10_000]
 
 
 HOUR = 3_600_000

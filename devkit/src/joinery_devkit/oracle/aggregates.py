@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from fractions import Fraction
@@ -15,11 +17,15 @@ from typing import Any
 
 from joinery_devkit.oracle.rows import Values, comparable, is_nan
 from joinery_runtime.job import Aggregate, ColumnType
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
 
 Sketch = Callable[[Sequence[Any]], int]
 """The estimate of how many distinct values there are."""
 
 _DIGITS = 38  # of a decimal
+
+UNFIT = object()
+"""A value that does not fit its type, or of which there are too many (S7)."""
 
 
 def aggregate_rows(
@@ -39,9 +45,13 @@ def aggregate_rows(
 def aggregate(
     spec: Aggregate, values: Sequence[Any], kind: ColumnType | None, sketch: Sketch, by: Sequence[Any] = ()
 ) -> Any:
-    """Return the value of an aggregate. `values` are those of its column in order of (event time, arrival), one per row
-    that meets its condition, and `by` those of its second column; `kind` is the column's type."""
+    """Return the value of an aggregate, or UNFIT. `values` are those of its column in order of (event time, arrival),
+    one per row that meets its condition, and `by` those of its second column; `kind` is the column's type."""
     present = [value for value in values if value is not None]
+    if spec.values_limit is not None:
+        of_lists = spec.function in {"array_agg", "string_agg"}
+        if (len(present) if of_lists else exact(present)) > spec.values_limit:
+            return UNFIT
     match spec.function:
         case "count":
             return len(values)
@@ -64,6 +74,57 @@ def aggregate(
     return _OF_VALUES[spec.function](present) if present else None
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What becomes of an aggregate's row: the row as it is emitted (None: it is not), whether `having` leaves it out,
+    and whether it has an UNFIT value that it needs."""
+
+    row: dict[str, Any] | None
+    left_out: bool = False
+    unfit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """How rows of an aggregate are judged (G7, S7). `read_by_having` and `read_by_row` are columns; `having` is on what
+    a row has. `replaces`: a row may replace an earlier one (G9)."""
+
+    read_by_having: frozenset[str]
+    read_by_row: frozenset[str] | None  # None: all columns
+    having: Callable[[Values], bool | None] | None
+    replaces: bool
+
+    @classmethod
+    def of(
+        cls,
+        aggregation: Aggregation,
+        selected: Sequence[Any] | None,
+        having: Callable[[Values], bool | None] | None,
+    ) -> RowRules:
+        texts = None if selected is None else [item.expression or item.column or "" for item in selected]
+        return cls(
+            _names_in(aggregation.having or ""),
+            None if texts is None else _names_in(" ".join(texts)),
+            having,
+            aggregation.late_data == "reopen" or aggregation.emit_every is not None,
+        )
+
+    def judge_row(self, row: Mapping[str, Any]) -> Judged:
+        unfit = {name for name, value in row.items() if value is UNFIT}
+        emitted = {name: None if value is UNFIT else value for name, value in row.items()}
+        if unfit & self.read_by_having:
+            return Judged(None, unfit=True)
+        if self.having is not None and self.having(emitted) is not True:
+            return Judged(None, left_out=True)
+        if unfit if self.read_by_row is None else unfit & self.read_by_row:
+            return Judged(emitted if self.replaces else None, unfit=True)
+        return Judged(emitted)
+
+
+def _names_in(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[A-Za-z_]\w*", text))
+
+
 def exact(values: Sequence[Any]) -> int:
     """How many distinct values there are; NaN is one value, -0.0 is 0.0."""
     return len({comparable(value) for value in values})
@@ -80,8 +141,10 @@ def _sum(values: Sequence[Any]) -> Any:
             return float(sum(map(Fraction, values)))
         return sum(value for value in values if not math.isfinite(value))
     if isinstance(values[0], Decimal):
-        return _decimal_sum(values)
-    return sum(values)
+        total = _decimal_sum(values)
+        return total if len(total.as_tuple().digits) <= _DIGITS else UNFIT
+    integer = sum(values)
+    return integer if -(2**63) <= integer < 2**63 else UNFIT
 
 
 def _decimal_sum(values: Sequence[Decimal]) -> Decimal:
@@ -97,9 +160,11 @@ def _average(values: Sequence[Any], kind: ColumnType | None) -> Any:
         precision = min(_DIGITS, (kind.precision or 0) + 4)
         scale = min((kind.scale or 0) + 4, precision)
         with localcontext(prec=4 * _DIGITS):
-            return (_decimal_sum(values) / len(values)).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
-    total = _sum(values)
-    return total / len(values) if not math.isfinite(total) else float(sum(map(Fraction, values)) / len(values))
+            average = (_decimal_sum(values) / len(values)).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
+        return average if abs(average) < 10 ** (precision - scale) else UNFIT
+    if not all(map(math.isfinite, values)):
+        return _sum(values) / len(values)
+    return float(sum(map(Fraction, values)) / len(values))
 
 
 def _spread(values: Sequence[Any], *, sample: bool, root: bool) -> float | None:

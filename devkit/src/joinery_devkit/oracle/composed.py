@@ -103,7 +103,7 @@ class TwiceOracle:
         assert not second.late[self._time], "no row of the first step is late (N2, D5)"
         dropped = {name: Counter(counts) for name, counts in first.dropped.items()}
         dropped[self._time] += Counter(second.dropped[self._time])
-        return EpochExpectation((), second.rows, first.late, dropped)
+        return EpochExpectation((), second.rows, first.late, dropped, first.unfit + second.unfit)
 
     def end(self) -> Iterator[EpochExpectation]:
         """Yield the epochs that end the input (T7)."""

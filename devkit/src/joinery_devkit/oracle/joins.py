@@ -46,12 +46,13 @@ LATE = "late"
 class EpochExpectation:
     """What one epoch must do. `joined` are the rows that it makes, `rows` the same rows as they are emitted. `late` and
     `dropped` (by reason: null_key, filtered, expired) count rows per input; late rows of a step, which are no records,
-    are among `dropped`."""
+    are among `dropped`. `unfit` counts rows of an aggregate that are dead letters (S7)."""
 
     joined: tuple[Joined, ...]
     rows: tuple[dict[str, Any], ...]
     late: Mapping[str, int]
     dropped: Mapping[str, Mapping[str, int]]
+    unfit: int = 0
 
 
 class Oracle:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from joinery_devkit.oracle.aggregates import Sketch, aggregate_rows, exact
+from joinery_devkit.oracle.aggregates import Judged, RowRules, Sketch, aggregate_rows, exact
 from joinery_devkit.oracle.horizons import UNKNOWN, EarlyHorizon, Time, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
 from joinery_devkit.oracle.model import FAILED, FILTERED_ROWS
@@ -52,9 +52,9 @@ class SessionShape:
     def passes(self, values: Values) -> bool:
         return self.where is None or self.where(values) is True
 
-    def is_emitted(self, row: Output) -> bool:
-        """Whether a session's row meets `having` (G7)."""
-        return self.having is None or self.having(row) is True
+    @property
+    def rules(self) -> RowRules:
+        return RowRules.of(self.job.aggregation, self.job.spec.select, self.having)
 
     def arrived(self, row: Row, epoch: int) -> Arrived:
         values = {**row.values, **{name: compute(row.values) for name, compute in self.computed.items()}}
@@ -97,7 +97,8 @@ def sessions_at_once(shape: SessionShape, rows: Iterable[Row]) -> list[Output]:
             sessions.append([])
         sessions[-1].append(row)
     rows_of_sessions = (shape.output(session) for sessions in groups.values() for session in sessions)
-    return [row for row in rows_of_sessions if shape.is_emitted(row)]
+    judged = map(shape.rules.judge_row, rows_of_sessions)
+    return [result.row for result in judged if result.row is not None]
 
 
 CLOSED = "closed"
@@ -154,7 +155,8 @@ class SessionOracle:
         self.inputs = (shape.job.spec.input.name,)
         self._keys: dict[Hashable, _Key] = defaultdict(_Key)
         self._retained, self._complete, self._early = _Horizon(), _Horizon(), EarlyHorizon()
-        self._epoch, self._accept_from, self._left_out = 0, as_time(None), 0
+        self._epoch, self._accept_from = 0, as_time(None)
+        self._judged = list[Judged]()  # the rows of the epoch
         self._use(shape)
 
     def edit(self, job: SessionWindow) -> None:
@@ -172,7 +174,7 @@ class SessionOracle:
         self._epoch += 1
         (name,) = self.inputs
         dropped: Counter[str] = Counter()
-        self._left_out = 0
+        self._judged.clear()
         complete = as_time(watermarks[name]) - self._gap
         self._accept_from = as_time(watermarks[name]) - self._lateness
         self._retained.rise(complete - self._lateness)
@@ -196,15 +198,24 @@ class SessionOracle:
                 out += self._join(key, arrived)
         out += [row for key in self._keys.values() for row in self._changed(key)]
         late = dropped.pop(LATE, 0)
-        if self._left_out:
-            dropped[FILTERED_ROWS] = self._left_out
+        unfit = sum(result.unfit for result in self._judged)
+        dropped += Counter({FILTERED_ROWS: sum(result.left_out for result in self._judged), FAILED: unfit})
         if self.shape.selection is not None:
             pairs = [(row, *selected(self.shape.selection, row)) for row in out]
             retracted = [{"retracted": row["retracted"]} if self.shape.retracts else {} for row in out]
             out = [{**columns, **last} for (_, columns, _), last in zip(pairs, retracted, strict=True)]
-            # What is taken back was counted when it was emitted.
-            dropped += Counter({FAILED: sum(failed for row, _, failed in pairs if not row.get("retracted"))})
-        return EpochExpectation((), tuple(out), {name: late}, {name: dropped})
+            # What is taken back was counted when it was emitted, and what is unfit already.
+            counted = [result.row for result in self._judged if result.unfit]
+            dropped += Counter(
+                {
+                    FAILED: sum(
+                        failed
+                        for row, _, failed in pairs
+                        if not row.get("retracted") and all(row is not other for other in counted)
+                    )
+                }
+            )
+        return EpochExpectation((), tuple(out), {name: late}, {name: dropped}, unfit)
 
     def end(self) -> Iterator[EpochExpectation]:
         """Yield the epoch that ends the input (T7)."""
@@ -224,7 +235,8 @@ class SessionOracle:
         """Yield the open sessions that have changed (G8)."""
         for session in key.sessions:
             if session.pending and not session.judged and session.last >= self._complete.now:
-                row = self.shape.output(session.rows)
+                row = self._judge_row(session)
+                assert row is not None, "no row is left out beside early results (G8)"
                 session.out, session.pending = {row["session_id"]: row}, False
                 yield row
 
@@ -283,20 +295,25 @@ class SessionOracle:
             if session.changed and (session.judged or session.last < self._complete.now):
                 yield from self._emit(session)
             elif session.changed and session.out:
-                row = self.shape.output(session.rows)
+                row = self.shape.rules.judge_row(self.shape.output(session.rows)).row
+                assert row is not None, "no row is left out beside early results (G8)"
                 if self.shape.retracts:
                     replaced = [before for id_, before in session.out.items() if id_ != row["session_id"]]
                     yield from ({**before, "retracted": True} for before in replaced)
                 session.out = {id_: row for id_ in session.out if id_ == row["session_id"]}
 
     def _emit(self, session: OpenSession) -> Iterator[Output]:
-        row = self.shape.output(session.rows)
-        identifier, is_emitted = row["session_id"], self.shape.is_emitted(row)
+        row = self._judge_row(session)
+        identifier = None if row is None else row["session_id"]
         if self.shape.retracts:
-            replaced = [before for id_, before in session.out.items() if id_ != identifier or not is_emitted]
+            replaced = [before for id_, before in session.out.items() if id_ != identifier]
             yield from ({**before, "retracted": True} for before in replaced)
-        session.out, session.judged = {identifier: row} if is_emitted else {}, True
-        if is_emitted:
+        session.out, session.judged = {} if row is None else {row["session_id"]: row}, True
+        if row is not None:
             yield row
-        else:
-            self._left_out += 1
+
+    def _judge_row(self, session: OpenSession) -> Output | None:
+        """Return the session's row as it is emitted now; None if it is not."""
+        judged = self.shape.rules.judge_row(self.shape.output(session.rows))
+        self._judged.append(judged)
+        return judged.row

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from joinery_devkit.oracle.aggregates import Sketch, aggregate_rows, exact
+from joinery_devkit.oracle.aggregates import Judged, RowRules, Sketch, aggregate_rows, exact
 from joinery_devkit.oracle.horizons import UNKNOWN, EarlyHorizon, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
 from joinery_devkit.oracle.model import FAILED, FILTERED_ROWS
@@ -100,9 +100,9 @@ class WindowShape:
     having: Callable[[Values], bool | None] | None = None
     selection: Selection | None = None
 
-    def is_emitted(self, row: Values) -> bool:
-        """Whether a window's row meets `having` (G7)."""
-        return self.having is None or self.having(row) is True
+    @property
+    def rules(self) -> RowRules:
+        return RowRules.of(self._aggregation, self.job.spec.select, self.having)
 
     def spans(self, ts: int) -> list[Span]:
         """Return the windows that hold the time (G1)."""
@@ -171,42 +171,46 @@ class WindowOracle:
         self._closed = max(self._closed, watermark - self._shape.lateness)
         self._ended = max(self._ended, watermark) if self._shape.reopens else self._closed
         self._received.clear()
-        closed = []  # the rows of windows whose end has been reached (G2)
+        judged = list[Judged]()  # the rows of windows whose end has been reached (G2)
         for cell in [cell for cell in self._rows if cell[1][1] <= self._ended]:
             if cell not in self._final:
-                closed.append(self._emit(cell))
+                judged.append(self._judge_row(cell))
                 self._final.add(cell)
             if cell[1][1] <= self._closed:  # it takes no row any more (G3)
                 del self._rows[cell]
-        emitted = tuple(row for row in closed if self._shape.is_emitted(row))
         if self._early.passes(as_time(watermarks[self._input]), self._shape.every):
             open_cells = (cell for cell in self._rows if cell[1][1] > self._ended)
-            emitted += tuple(self._emit(cell) for cell in open_cells if cell in self._changed)
+            judged += [self._judge_row(cell) for cell in open_cells if cell in self._changed]
             self._changed.clear()
         dropped: Counter[str] = Counter()
-        if len(closed) > len(emitted):
-            dropped[FILTERED_ROWS] = len(closed) - len(emitted)
         for row in rows.get(self._input, ()):
             if self._shape.where is None or self._shape.where(row.values) is True:
                 dropped[LATE] += not self._take(row)
             else:
                 dropped["filtered"] += 1
         if self._shape.reopens:
-            emitted += tuple(self._emit(cell) for cell in self._received if cell[1][1] <= self._ended)
+            judged += [self._judge_row(cell) for cell in self._received if cell[1][1] <= self._ended]
+        unfit = sum(result.unfit for result in judged)
+        dropped += Counter({FILTERED_ROWS: sum(result.left_out for result in judged), FAILED: unfit})
+        emitted = tuple(result.row for result in judged if result.row is not None)
         if self._shape.selection is not None:
-            pairs = [selected(self._shape.selection, row) for row in emitted]
-            emitted = tuple(row for row, _ in pairs)
-            dropped += Counter({FAILED: sum(failed for _, failed in pairs)})
+            pairs = [
+                (*selected(self._shape.selection, result.row), result.unfit)
+                for result in judged
+                if result.row is not None
+            ]
+            emitted = tuple(row for row, _, _ in pairs)
+            dropped += Counter({FAILED: sum(failed and not counted for _, failed, counted in pairs)})
         late = dropped.pop(LATE, 0)
-        return EpochExpectation((), emitted, {self._input: late}, {self._input: dropped})
+        return EpochExpectation((), emitted, {self._input: late}, {self._input: dropped}, unfit)
 
     def end(self) -> Iterator[EpochExpectation]:
         """Yield the epoch that ends the input (T7)."""
         yield self.epoch({self._input: END}, {})
 
-    def _emit(self, cell: tuple[Hashable, Span]) -> dict[str, Any]:
+    def _judge_row(self, cell: tuple[Hashable, Span]) -> Judged:
         ordered = sorted(self._rows[cell], key=lambda row: row[:4])
-        return self._shape.output(cell[1], [values for *_, values in ordered])
+        return self._shape.rules.judge_row(self._shape.output(cell[1], [values for *_, values in ordered]))
 
     def _take(self, row: Row) -> bool:
         """Put a row into its windows that are open; False: there is none (G3)."""

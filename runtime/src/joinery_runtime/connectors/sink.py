@@ -217,7 +217,8 @@ class NamesNoStore:
 DEAD_LETTER_SCHEMA = pa.schema(
     [
         pa.field("input", pa.string()),
-        pa.field("topic", pa.string()),  # the path, if the input is a file
+        # The path, if the input is a file. Topic, partition and offset are null for the row of an aggregate.
+        pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),  # bytes in a file of lines, the row's number in Parquet
         pa.field("reason", pa.string()),
@@ -231,13 +232,14 @@ LONGEST_TEXT = 65_536  # bytes: together with the value, a longer text could mak
 def dead_letter_rows(
     *,
     input_name: str,
-    topic: str,
-    partition: int,
-    offsets: Sequence[int],
+    topic: str | None,
+    partition: int | None,
+    offsets: Sequence[int | None],
     reasons: Sequence[str],
     values: pa.BinaryArray,
 ) -> pa.RecordBatch:
-    """Make rows of `DEAD_LETTER_SCHEMA` for records of one partition. `offsets`, `reasons` and `values` correspond."""
+    """Make rows of `DEAD_LETTER_SCHEMA` for records of one partition. `offsets`, `reasons` and `values` correspond.
+    Without topic, partition and offsets, they are rows of an aggregate."""
     count = len(offsets)
     columns = [
         pa.repeat(pa.scalar(input_name, pa.string()), count),

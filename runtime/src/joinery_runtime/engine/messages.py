@@ -140,7 +140,8 @@ class ShardSummary:
     `after_eviction` counts, per input, rows that were accepted when some of their partners may already have been gone.
     `behind` says, per input with late rows, how far the latest of them was behind its watermark (ms). `dead` counts,
     per input, records that the step has found for the dead letters: late ones, or such that lack a value. `first_dead`
-    is the first of them in words.
+    is the first of them in words. `dead` also counts rows of an aggregate that do not fit. `first_unfit` is
+    the reason of the first one, or of a stored row that has lost values, in a job without dead letters.
     """
 
     step: int
@@ -162,6 +163,7 @@ class ShardSummary:
     behind: Mapping[str, int] = field(default_factory=dict)
     dead: Mapping[str, int] = field(default_factory=dict)
     first_dead: str = ""
+    first_unfit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

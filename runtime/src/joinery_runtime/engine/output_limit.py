@@ -1,20 +1,21 @@
 """Passes output rows on: in chunks of bounded size, made on demand, so a table of all rows of a shard is never in
 memory; and without those that are too large for their target, which become dead letters of the reason `failed` (rule
-T8)."""
+T8), as do rows of an aggregate whose values do not fit their types (rule S7)."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 import pyarrow as pa
 
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt, RowLimit, SinkWriter, dead_letter_rows
+from joinery_runtime.core.pipeline.operators import SHOWN
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, UnfitRows
 from joinery_runtime.core.table.columns import split_partition
 from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.messages import ShardSummary
@@ -22,7 +23,9 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.read_report import LateRecords
 from joinery_runtime.errors import RecordTooLarge, WrittenWithOtherLimit
 from joinery_runtime.formats.json.encode import rows_to_json
+from joinery_runtime.job.model.duration import format_time
 from joinery_runtime.job.model.outputs import ONLY_OUTPUT
+from joinery_runtime.job.model.references import SESSION_ID, WINDOW_COLUMNS
 
 # A chunk holds at most this many rows and bytes, unless a single batch has more: enough that a cost per chunk is small
 # per row, and few enough that a task, which holds a few chunks, needs little memory.
@@ -186,13 +189,60 @@ class OutputLimit:
         return LateRecords(encode(rows), Counter(rows.column("input").to_pylist()))
 
 
+def unfit_rows(step: StepSpec, unfit: Sequence[UnfitRows]) -> LateRecords | None:
+    """Return the dead letters of an aggregate's rows with values that do not fit (S7). Such a row is made of many
+    records, so it has no topic, partition and offset: the group and the window say which one it is."""
+    if not unfit:
+        return None
+    name = step.sides[0].time
+    reasons = [f"failed: {reason}" for group in unfit for reason in reasons_of(group)]
+    remaining = iter(reasons)
+    letters = [
+        dead_letter_rows(
+            input_name=name,
+            topic=None,
+            partition=None,
+            offsets=[None] * group.rows.num_rows,
+            reasons=list(islice(remaining, group.rows.num_rows)),
+            values=pa.array(rows_to_json(group.rows), pa.binary()),
+        )
+        for group in unfit
+    ]
+    rows = concat(letters)
+    return LateRecords(encode(rows), {name: rows.num_rows}, reasons[0])
+
+
+def reasons_of(unfit: UnfitRows) -> Iterator[str]:
+    """Say why rows do not fit, and name the group and the window of each."""
+    for row, reason in zip(unfit.rows.to_pylist(), unfit.reasons, strict=True):
+        texts = [reason, *(f"{name}={_quote(row[name])}" for name in unfit.keys)]
+        times = [format_time(row[name]) for name in WINDOW_COLUMNS if name in row]
+        kind = "session" if SESSION_ID in row else "window"
+        where = f"in the {kind} from {times[0]} to {times[-1]}" if len(times) > 1 else f"at {times[0]}"
+        yield f"{texts[0]}; {', '.join([*texts[1:], where])}"
+
+
+def _quote(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
 def with_dead_letters(
-    summary: ShardSummary, step: StepSpec, late: LateRecords | None, large: LateRecords | None
+    summary: ShardSummary,
+    step: StepSpec,
+    late: LateRecords | None,
+    large: LateRecords | None,
+    unfit: LateRecords | None = None,
 ) -> ShardSummary:
     """Return the summary with the counts of these dead letters. Rows that are too `large` count as `failed`, too, at
-    the step's last input."""
-    dead = sum((Counter(letters.counts) for letters in (late, large) if letters is not None), Counter[str]())
-    counted = replace(summary, dead=dead, first_dead="" if late is None else late.first)
+    the step's last input; those that are `unfit` are counted by the step."""
+    dead = sum((Counter(letters.counts) for letters in (late, large, unfit) if letters is not None), Counter[str]())
+    counted = replace(
+        summary,
+        dead=dead,
+        first_dead="" if late is None else late.first,
+        first_unfit="" if unfit is None else unfit.first,
+    )
     if large is None:
         return counted
     last = step.sides[-1].time

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TypeVar
 
 from joinery_runtime.engine.messages import EpochOutcome
-from joinery_runtime.errors import RecordError, SourceError, StateError
+from joinery_runtime.errors import AggregateError, RecordError, SourceError, StateError
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.store import JobRecord
 
@@ -107,6 +107,13 @@ def reject_dead(outcome: EpochOutcome) -> None:
             )
             raise _unusable_error(read.partition.input, read.first_dead, read.dead, advice)
     for summary in outcome.shards.values():
+        if summary.first_unfit:
+            raise AggregateError(
+                f"A value of the aggregate in step {summary.step + 1} does not fit",
+                facts=f"{summary.first_unfit}; nothing of the epoch was committed",
+                todo="Name an output for such rows under spec.deadLetter, or raise `limit` where that is the reason. "
+                "Then start the job again. See docs/semantics.md#s7",
+            )
         for name, count in summary.dead.items():
             raise _unusable_error(name, summary.first_dead, count)
 

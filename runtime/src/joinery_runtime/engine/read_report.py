@@ -111,8 +111,8 @@ def _partition_of(rows: pa.RecordBatch) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LateRecords:
-    """Dead letters of records that a step has found to be late, or to lack a value, as an Arrow IPC file, with their
-    counts by input. `first` names the first record and its fault."""
+    """Dead letters of records that a step has found to be late, or to lack a value, or of rows with values that do not
+    fit, as an Arrow IPC file, with their counts by input. `first` names the first one and its fault."""
 
     dead: bytes
     counts: Mapping[str, int]

@@ -42,7 +42,9 @@ from joinery_runtime.engine.output_limit import (
     OutputLimit,
     ReplayableBatches,
     in_chunks,
+    reasons_of,
     slice_batches,
+    unfit_rows,
     with_dead_letters,
 )
 from joinery_runtime.engine.plan import NAMED_BY_LIFE, EpochPlan
@@ -304,13 +306,29 @@ class Worker:
         summary = self._shard_summary(step, shard, arrived, ended, hottest)
         late = LateRecords.select_late(arrived.late_candidates, ended.done.result.late)
         large = output_limit.dead_letters(work.plan, partial(task.run, arrivals, ordered=True))
-        yield from ((work.plan.shards, letters) for letters in (late, large) if letters is not None)
-        summary = with_dead_letters(summary, step, late, large)
+        summary, letters = self._with_letters(summary, step, ended.done.result, late, large)
+        yield from ((work.plan.shards, records) for records in letters)
         if hands_on:
             yield work.plan.shards, replace(summary, rows_handed=handed)
         else:
             work.failpoint("output-written")
             yield work.plan.shards, replace(summary, rows_out=rows.count, receipt=written)
+
+    def _with_letters(
+        self,
+        summary: ShardSummary,
+        step: StepSpec,
+        result: StepResult,
+        late: LateRecords | None,
+        large: LateRecords | None,
+    ) -> tuple[ShardSummary, Sequence[LateRecords]]:
+        """Return the summary with the counts of the step's dead letters, and these."""
+        unfit = unfit_rows(step, result.unfit)
+        counted = with_dead_letters(summary, step, late, large, unfit)
+        if self._parts.dead_letters is not None:
+            return counted, [records for records in (late, large, unfit) if records is not None]
+        # The counts end the job, before the values of stored rows are lost for good.
+        return (replace(counted, first_unfit=next(reasons_of(result.lost))) if result.lost else counted), []
 
     def _reject_misread(self, work: EpochWork, columns: Sequence[ColumnsRead]) -> None:
         reject_null_keys(columns, work.new_keys, self._pipeline)

@@ -96,7 +96,7 @@ class _Trace:
         line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": nonempty_drops} if nonempty_drops else {})
         line |= {"after_eviction": dict(after_eviction)} if after_eviction else {}
         letters = [row for table in self._environment.dead_letters.take() for row in table.to_pylist()]
-        letters.sort(key=lambda row: (row["input"], row["topic"], row["partition"], row["offset"]))
+        letters.sort(key=lambda row: tuple((row[name] is not None, row[name]) for name in _OF_DEAD_LETTERS))
         sources = {source.name: source for source in (*self._job.inputs, *self._job.read_inputs)}
         shown = []
         for letter in letters:

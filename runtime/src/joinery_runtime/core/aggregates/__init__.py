@@ -9,7 +9,6 @@ from joinery_runtime.core.aggregates import averages, extremes, lists, percentil
 from joinery_runtime.core.aggregates.base import (
     Accumulator,
     AggregateCall,
-    GroupError,
     Groups,
     Make,
     States,
@@ -18,7 +17,7 @@ from joinery_runtime.core.aggregates.base import (
 from joinery_runtime.core.aggregates.lists import Distinct
 from joinery_runtime.errors import EnvironmentProblem
 
-__all__ = ["Accumulator", "AggregateCall", "GroupError", "Groups", "States", "accumulator", "condition_column"]
+__all__ = ["Accumulator", "AggregateCall", "Groups", "States", "accumulator", "condition_column"]
 
 
 def _distinct(name: str, call: AggregateCall) -> Accumulator:

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, GroupError, Groups, Make, States
-from joinery_runtime.core.aggregates.exact import Wide
-from joinery_runtime.core.aggregates.sums import TODO, Count, DoubleSum, WholeSum
+from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, Groups, Make, States
+from joinery_runtime.core.aggregates.exact import Sums
+from joinery_runtime.core.aggregates.sums import Count, DoubleSum, WholeSum, decimal_text, sum_type
 
 _EXACT = 2**53  # doubles hold whole numbers up to this one exactly
 
@@ -22,13 +22,13 @@ Quotient = Callable[[pa.Array, pa.Array], pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Average:
+class Average(Accumulator):
     """The average; NULL without any value. The state is that of the sum, and the count of values. `tight`: averages may
-    overflow `result_type`, because 38 digits do not hold four more decimal places."""
+    overflow `type`, because 38 digits do not hold four more decimal places."""
 
     sum: WholeSum | DoubleSum
     count: Count
-    result_type: pa.DataType
+    type: pa.DataType
     quotient: Quotient
     tight: bool = False
 
@@ -36,27 +36,37 @@ class Average:
     def fields(self) -> tuple[pa.Field, ...]:
         return (*self.sum.fields, *self.count.fields)
 
+    @property
+    def result_type(self) -> pa.DataType:
+        return self.type
+
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
-        return self._check_fit((*self.sum.fold(values, times, groups), *self.count.fold(values, times, groups)))
+        return (*self.sum.fold(values, times, groups), *self.count.fold(values, times, groups))
 
     def merge(self, states: States, groups: Groups) -> States:
-        sums, counts = states[:-1], states[-1:]
-        return self._check_fit((*self.sum.merge(sums, groups), *self.count.merge(counts, groups)))
+        return (*self.sum.merge(states[:-1], groups), *self.count.merge(states[-1:], groups))
 
     def result(self, states: States) -> pa.Array:
-        return self.quotient(states[0], states[-1]).cast(self.result_type)
-
-    def _check_fit(self, states: States) -> States:
-        """Return the states. Raises GroupError if an average has too many digits before the point for its type."""
+        averages = self.quotient(states[0], states[-1])
         if self.tight:
-            kind, averages = self.result_type, self.quotient(states[0], states[-1])
-            least = pa.scalar(Decimal(10 ** (kind.precision - kind.scale)), averages.type)
-            beyond = pc.greater_equal(pc.abs(averages), least)
-            misfits = np.flatnonzero(pc.fill_null(beyond, False).to_numpy(zero_copy_only=False))
-            if len(misfits):
-                facts = f"the average does not fit decimal({kind.precision}, {kind.scale})"
-                raise GroupError(int(misfits[0]), facts, TODO["decimal"])
-        return states
+            averages = pc.if_else(self._is_beyond(averages), pa.scalar(None, averages.type), averages)
+        return averages.cast(self.type)
+
+    def find_misfits(self, states: States) -> Mapping[int, str]:
+        if not self.tight:
+            return {}
+        kind, averages = self.type, self.quotient(states[0], states[-1])
+        beyond = np.flatnonzero(pc.fill_null(self._is_beyond(averages), False).to_numpy(zero_copy_only=False))
+        texts = (f"{averages[group].as_py():f}".rstrip("0").rstrip(".") for group in beyond.tolist())
+        return {
+            group: f"the average {text} does not fit decimal({kind.precision}, {kind.scale})"
+            for group, text in zip(beyond.tolist(), texts, strict=True)
+        }
+
+    def _is_beyond(self, averages: pa.Array) -> pa.Array:
+        """Whether averages have too many digits before the point for the type of the result."""
+        least = pa.scalar(Decimal(10 ** (self.type.precision - self.type.scale)), averages.type)
+        return pc.greater_equal(pc.abs(averages), least)
 
 
 def _average_doubles(sums: pa.Array, counts: pa.Array) -> pa.Array:
@@ -66,19 +76,44 @@ def _average_doubles(sums: pa.Array, counts: pa.Array) -> pa.Array:
 def _average_whole_numbers(sums: pa.Array, counts: pa.Array) -> pa.Array:
     """Averages whole numbers to the nearest double. Divides as doubles where these hold the sum exactly, and as Python
     integers where it is longer."""
-    wide, divisor = Wide.of(sums.fill_null(0)), np.maximum(counts.to_numpy(), 1)
-    averages = wide.low.view(np.int64) / divisor
-    long = np.flatnonzero(~(wide.narrow & (np.abs(wide.low.view(np.int64)) <= _EXACT)))
-    averages[long] = wide.take(long).objects() / divisor[long].astype(object)
+    total, divisor = Sums.of(sums.fill_null(0)), np.maximum(counts.to_numpy(), 1)
+    words = total.lower.low.view(np.int64)
+    averages = words / divisor
+    long = np.flatnonzero(~(total.narrow & (np.abs(words) <= _EXACT)))
+    averages[long] = total.take(long).objects() / divisor[long].astype(object)
     return pa.array(averages, mask=sums.is_null().to_numpy(zero_copy_only=False))
 
 
 def _average_decimals(scale: int, sums: pa.Array, counts: pa.Array) -> pa.Array:
     """Averages decimals. Arrow truncates the quotient 20 places after the sum's scale, which is enough to detect
-    halves."""
+    halves. A longer sum is divided as a Python integer."""
+    totals = Sums.of(sums)
+    long = np.flatnonzero(~totals.decimal & sums.is_valid().to_numpy(zero_copy_only=False))
+    if len(long):
+        at = np.arange(len(sums))
+        at[long] = -1
+        sums = sums.take(pa.array(at, mask=at < 0))
     exact = sums.cast(pa.decimal256(38, sums.type.scale))
     quotient = pc.divide(exact, _divisors(sums, counts).cast(pa.decimal256(19, 0)))
-    return pc.round(quotient, ndigits=scale, round_mode="half_towards_infinity")
+    averages = pc.round(quotient, ndigits=scale, round_mode="half_towards_infinity")
+    if not len(long):
+        return averages
+    numbers = totals.take(long).objects() * 10 ** (scale - sums.type.scale)
+    divisors = counts.to_numpy()[long].tolist()
+    of_long = [
+        Decimal(decimal_text(_rounded_quotient(number, divisor), scale))
+        for number, divisor in zip(numbers.tolist(), divisors, strict=True)
+    ]
+    at = np.arange(len(averages))
+    at[long] = len(averages) + np.arange(len(long))
+    return pa.concat_arrays([averages, pa.array(of_long, averages.type)]).take(pa.array(at))
+
+
+def _rounded_quotient(number: int, divisor: int) -> int:
+    """Return the quotient, rounded to the nearest integer; halves away from zero."""
+    quotient, rest = divmod(abs(number), divisor)
+    rounded = quotient + (2 * rest >= divisor)
+    return -rounded if number < 0 else rounded
 
 
 def _divisors(sums: pa.Array, counts: pa.Array) -> pa.Array:
@@ -91,13 +126,18 @@ def _of_type(name: str, call: AggregateCall) -> Accumulator:
     if pa.types.is_floating(kind):
         return Average(DoubleSum(f"{name}.sum"), count, pa.float64(), _average_doubles)
     if not pa.types.is_decimal(kind):
-        return Average(WholeSum(f"{name}.sum", pa.decimal128(38, 0)), count, pa.float64(), _average_whole_numbers)
+        return Average(_sum_of(name, kind), count, pa.float64(), _average_whole_numbers)
     # Four more decimal places than the values have, if 38 digits hold them. Halves are rounded away from zero.
     precision = min(38, kind.precision + 4)
     result = pa.decimal128(precision, min(kind.scale + 4, precision))
     tight = result.precision - result.scale < kind.precision - kind.scale
-    total, quotient = WholeSum(f"{name}.sum", pa.decimal128(38, kind.scale)), partial(_average_decimals, result.scale)
-    return Average(total, count, result, quotient, tight)
+    quotient = partial(_average_decimals, result.scale)
+    return Average(_sum_of(name, kind), count, result, quotient, tight)
+
+
+def _sum_of(name: str, kind: pa.DataType) -> WholeSum:
+    """Return the sum of whole numbers or decimals; only its state is used."""
+    return WholeSum(f"{name}.sum", sum_type(kind), sum_type(kind))
 
 
 FUNCTIONS: Mapping[str, Make] = {"avg": _of_type}

@@ -19,14 +19,15 @@
 | `array_agg` | every type | string, which is a JSON array |
 | `string_agg` | string | string |
 
-NaN is one value, greater than every number, and -0.0 is 0.0, as in Postgres and Spark. A sum that overflows its type is
-an error even if later rows would bring it back into range, because the state has to hold it.
+NaN is one value, greater than every number, and -0.0 is 0.0, as in Postgres and Spark. Nothing overflows a state:
+whether a value fits its type is asked of the result alone, so that the order of rows does not matter
+(docs/decisions/0126-a-value-that-does-not-fit-is-a-dead-letter.md).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -149,29 +150,11 @@ class Present:
         return values.take(pa.array(at, mask=absent))
 
 
-class GroupError(Exception):
-    """Raised when an aggregate has no value. `group` is the number of the group among those given. `facts` and `todo`
-    are for the user."""
-
-    def __init__(self, group: int, facts: str, todo: str) -> None:
-        self.group, self.facts, self.todo = group, facts, todo
-        super().__init__(group, facts, todo)
-
-
-def require_within(sizes: np.ndarray, limit: int, values: str, todo: str) -> None:
-    """Raise GroupError for the first group that has more than `limit` values; `sizes` (int64[n]) counts each group's.
-    `values` names them in the message."""
-    if sizes.max(initial=0) > limit:
-        worst = int(np.argmax(sizes > limit))
-        facts = f"there are {sizes[worst]} {values}, and the limit is {limit}"
-        raise GroupError(worst, facts, f"Raise `limit`, or {todo}")
-
-
 States = tuple[pa.Array, ...]  # one array per field of an accumulator, with one value per group
 
 
 class Accumulator(Protocol):
-    """One aggregate's mergeable state (S7). No I/O, no clock, no randomness. `fold` and `merge` raise GroupError."""
+    """One aggregate's mergeable state (S7). No I/O, no clock, no randomness. `fold` and `merge` never fail."""
 
     @property
     def fields(self) -> tuple[pa.Field, ...]:
@@ -193,13 +176,17 @@ class Accumulator(Protocol):
         ...
 
     def result(self, states: States) -> pa.Array:
-        """Return the output value of each state, of type `result_type`. Without any value it is NULL, or 0 for
-        counts."""
+        """Return the output value of each state, of type `result_type`. Without any value it is NULL, or 0 for counts;
+        if it does not fit, it is NULL."""
         ...
+
+    def find_misfits(self, states: States) -> Mapping[int, str]:
+        """Why the values of some states do not fit their type or the aggregate's `limit`, by the state's number."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
-class ValueAccumulator(ABC):
+class ValueAccumulator(Accumulator, ABC):
     """An Accumulator whose state is its result: it merges states just as it folds values."""
 
     name: str

@@ -1,5 +1,5 @@
-"""Exact sums of numbers and of products of numbers, so that no order of additions matters: integers of 128 bits for
-sums of integers and decimals (`Wide`), and integers of any length for all other sums (`Digits`).
+"""Exact sums of numbers and of products of numbers, so that no order of additions matters: integers of 192 bits for
+sums of integers and decimals (`Sums`), and integers of any length for all other sums (`Digits`).
 
 In the latter, a number is an integer multiple of a unit: of 1 for integers, of 10^-scale for decimals, and of 2^-1088
 for doubles, of which it divides all. The integer is cut into 32-bit digits; digits with the same position are added as
@@ -79,39 +79,94 @@ class Wide:
         return np.asarray(self.high.astype(object) * _WORD + self.low.astype(object))
 
 
-def wide_sums(values: pa.Array, groups: Groups) -> tuple[Wide, np.ndarray]:
-    """Return the sums of groups of int64 or decimal128 values without NULLs, and bool[m]: which sums are lost because
-    they do not fit 128 bits."""
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """n sums: `top * 2^128`, plus `lower` read as unsigned, with `top` int64[n]. No sum of fewer than 2^63 numbers of
+    128 bits is longer."""
+
+    lower: Wide
+    top: np.ndarray
+
+    @classmethod
+    def of(cls, stored: pa.Array) -> Sums:
+        """Return the unscaled sums in an array of decimals without NULLs."""
+        if pa.types.is_decimal128(stored.type):
+            lower = Wide.of(stored)
+            return cls(lower, lower.high >> np.int64(63))
+        words = np.frombuffer(stored.buffers()[1], dtype=np.int64)[4 * stored.offset :][: 4 * len(stored)]
+        return cls(Wide(words[1::4], words[::4].view(np.uint64)), words[2::4])
+
+    def stored(self, kind: pa.DataType) -> pa.Array:
+        """Return the sums as an array of decimals, whose precision they must fit."""
+        if pa.types.is_decimal128(kind):
+            return self.lower.decimals(kind)
+        words = np.empty((len(self.top), 4), dtype=np.int64)
+        words[:, 0], words[:, 1] = self.lower.low.view(np.int64), self.lower.high
+        words[:, 2], words[:, 3] = self.top, self.top >> np.int64(63)
+        return pa.Array.from_buffers(kind, len(self.top), [None, pa.py_buffer(words)])
+
+    @property
+    def narrow(self) -> np.ndarray:
+        """bool[n]: whether the sum fits int64."""
+        return np.asarray(self.short & self.lower.narrow)
+
+    @property
+    def decimal(self) -> np.ndarray:
+        """bool[n]: whether the sum has at most 38 digits."""
+        return np.asarray(self.short & self.lower.decimal)
+
+    @property
+    def short(self) -> np.ndarray:
+        """bool[n]: whether the sum fits 128 bits, so that `lower` is the sum."""
+        return np.asarray(self.top == self.lower.high >> np.int64(63))
+
+    def take(self, at: np.ndarray) -> Sums:
+        return Sums(self.lower.take(at), self.top[at])
+
+    def objects(self) -> np.ndarray:
+        """Return the sums as an array of Python integers."""
+        high = self.lower.high.view(np.uint64).astype(object)
+        return np.asarray((self.top.astype(object) * _WORD + high) * _WORD + self.lower.low.astype(object))
+
+
+def sums_of(values: pa.Array, groups: Groups) -> Sums:
+    """Return the sums of groups of int64 values, decimals, or stored sums, without NULLs."""
     if not pa.types.is_decimal(values.type):
         return _sum_words(values.to_numpy(), groups)
-    wide = Wide.of(values)
-    if wide.narrow.all():
-        return _sum_words(wide.low.view(np.int64), groups)
-    low = wide.low.view(np.int64)
-    return _sum_halves(
-        [low & _LOW_SIGNED, low >> _HALF & _LOW_SIGNED, wide.high & _LOW_SIGNED, wide.high >> _HALF], groups
-    )
+    if pa.types.is_decimal128(values.type):
+        lower = Wide.of(values)
+        if lower.narrow.all():
+            return _sum_words(lower.low.view(np.int64), groups)
+        words = [lower.low.view(np.int64), lower.high]
+    else:
+        numbers = Sums.of(values)
+        if numbers.narrow.all():
+            return _sum_words(numbers.lower.low.view(np.int64), groups)
+        words = [numbers.lower.low.view(np.int64), numbers.lower.high, numbers.top]
+    halves = [half for word in words for half in (word & _LOW_SIGNED, word >> _HALF & _LOW_SIGNED)]
+    halves[-1] = words[-1] >> _HALF
+    return _sum_halves(halves, groups)
 
 
-def _sum_words(words: np.ndarray, groups: Groups) -> tuple[Wide, np.ndarray]:
+def _sum_words(words: np.ndarray, groups: Groups) -> Sums:
     longest = int(groups.sizes.max(initial=0))
     largest = max(int(words.max(initial=0)), -int(words.min(initial=0)))
     if largest * longest < 2**63:
         low = np.add.reduceat(words, groups.starts)
-        return Wide(low >> np.int64(63), low.view(np.uint64)), np.zeros(groups.count, dtype=bool)
+        sign = low >> np.int64(63)
+        return Sums(Wide(sign, low.view(np.uint64)), sign)
     return _sum_halves([words & _LOW_SIGNED, words >> _HALF], groups)
 
 
-def _sum_halves(halves: list[np.ndarray], groups: Groups) -> tuple[Wide, np.ndarray]:
-    """Sum numbers that are cut into two or four 32-bit words, lowest first, the last one signed. Fewer than 2^31 such
+def _sum_halves(halves: list[np.ndarray], groups: Groups) -> Sums:
+    """Sum numbers that are cut into 32-bit words, at most six, lowest first, the last one signed. Fewer than 2^31 such
     words never overflow an int64 sum."""
     sums = [np.add.reduceat(half, groups.starts) for half in halves]
-    sums += [np.zeros_like(sums[0]) for _ in range(4 - len(sums))]
+    sums += [np.zeros_like(sums[0]) for _ in range(6 - len(sums))]
     for lower, upper in pairwise(sums):
         np.add(upper, lower >> _HALF, out=upper)
-    low = (sums[1] << _HALF) | (sums[0] & _LOW_SIGNED)
-    high = (sums[3] << _HALF) | (sums[2] & _LOW_SIGNED)
-    return Wide(high, low.view(np.uint64)), sums[3] != sums[3] << _HALF >> _HALF
+    low, high, top = ((sums[nth + 1] << _HALF) | (sums[nth] & _LOW_SIGNED) for nth in (0, 2, 4))
+    return Sums(Wide(high, low.view(np.uint64)), top)
 
 
 # --- numbers of any length --------------------------------------------------------------------------------------------

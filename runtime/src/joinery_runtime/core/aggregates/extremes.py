@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.aggregates.base import Groups, Make, Present, States, ValueAccumulator
+from joinery_runtime.core.aggregates.base import Accumulator, Groups, Make, Present, States, ValueAccumulator
 from joinery_runtime.core.aggregates.exact import Wide
 from joinery_runtime.core.aggregates.lists import as_integers, unify_zeros
 
@@ -55,7 +55,7 @@ class Extreme(ValueAccumulator):
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class End(Accumulator):
     """`first` or `last`, for any type. The state is the value and its event time."""
 
     name: str
@@ -107,7 +107,7 @@ class Truth(ValueAccumulator):
 
 
 @dataclass(frozen=True, slots=True)
-class Companion:
+class Companion(Accumulator):
     """The value, of type `type`, of the row whose other column, of type `by_type`, is least, or `greatest`. Of several
     such rows it is the first by event time, then by arrival. Rows with a NULL in either column are skipped. The state
     is both values and the event time."""

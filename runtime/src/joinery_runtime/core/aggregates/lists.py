@@ -1,8 +1,11 @@
-"""The values of a group, up to a limit: all of them, as a JSON array or as one text, or the number of distinct ones."""
+"""The values of a group, up to a limit: all of them, as a JSON array or as one text, or the number of distinct ones.
+
+A group with more values than the limit has no list, and never gets one again: its state is NULL.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +14,7 @@ import polars.selectors as cs
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.aggregates.base import Groups, Make, Present, States, require_within
+from joinery_runtime.core.aggregates.base import Accumulator, Groups, Make, Present, States
 
 _AS_JSON = (  # as JSON outputs are encoded
     cs.date().dt.to_string("iso"),
@@ -27,11 +30,50 @@ _SORTED_AS = {
 _PACKED_BITS = 62
 
 
+def limited_lists(
+    fields: Sequence[pa.Field],
+    elements: Sequence[pa.Array],
+    offsets: np.ndarray,
+    limit: int | None,
+    before: np.ndarray | None = None,
+) -> States:
+    """Cuts the elements of each field into lists at `offsets` (int64[m + 1]). Lists of more than `limit` elements are
+    NULL, and so are those of groups that had too many `before` (bool[m])."""
+    sizes = np.diff(offsets)
+    over = np.zeros(len(sizes), dtype=bool) if limit is None else sizes > limit
+    if before is not None:
+        over |= before
+    mask = None
+    if over.any():
+        mask, within = pa.array(over), pa.array(np.repeat(~over, sizes))
+        elements = [column.filter(within) for column in elements]
+        offsets = np.append(0, np.cumsum(np.where(over, 0, sizes)))
+    return tuple(
+        pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), column, type=field.type, mask=mask)
+        for field, column in zip(fields, elements, strict=True)
+    )
+
+
+def list_sizes(lists: pa.Array) -> np.ndarray:
+    """int64[n]: the number of elements; 0 for NULL."""
+    return np.asarray(pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64))
+
+
+def lacks_lists(states: States, groups: Groups) -> np.ndarray:
+    """bool[m]: the groups of states of which one has had too many values."""
+    return np.logical_or.reduceat(states[0].is_null().to_numpy(zero_copy_only=False), groups.starts)
+
+
+def misfits_of_lists(lists: pa.Array, limit: int, values: str) -> Mapping[int, str]:
+    """`Accumulator.find_misfits` of lists; `values` names what they hold."""
+    numbers = np.flatnonzero(lists.is_null().to_numpy(zero_copy_only=False))
+    return dict.fromkeys(numbers.tolist(), f"there are more than {limit:,} {values}, the `limit`")
+
+
 @dataclass(frozen=True, slots=True)
-class Values:
+class Values(Accumulator):
     """The values of a group by event time, then by arrival: joined with `separator`, or as a JSON array if that is
-    None. More than `limit` values in a group raise GroupError. The state is the list of values and that of their event
-    times."""
+    None. The state is the list of values and that of their event times."""
 
     name: str
     type: pa.DataType
@@ -51,10 +93,10 @@ class Values:
         return self._lists(present.values, times[present.rows], groups.number[present.rows], groups.count)
 
     def merge(self, states: States, groups: Groups) -> States:
-        sizes = pc.list_value_length(states[0]).to_numpy()
-        times, number = states[1].flatten().to_numpy(), np.repeat(groups.number, sizes)
+        times, number = states[1].flatten().to_numpy(), np.repeat(groups.number, list_sizes(states[0]))
         order = np.lexsort((times, number))
-        return self._lists(states[0].flatten().take(pa.array(order)), times[order], number, groups.count)
+        values = states[0].flatten().take(pa.array(order))
+        return self._lists(values, times[order], number, groups.count, lacks_lists(states, groups))
 
     def result(self, states: States) -> pa.Array:
         lists = states[0]
@@ -62,21 +104,21 @@ class Values:
         if self.separator is not None:
             return pc.binary_join(filled, self.separator)
         elements = pl.DataFrame({"v": pl.from_arrow(lists.flatten())}).with_columns(_AS_JSON)["v"].to_arrow()
-        sizes = pc.list_value_length(lists).to_numpy()
-        offsets = pa.array(np.append(0, np.cumsum(sizes)), pa.int64())
+        offsets = pa.array(np.append(0, np.cumsum(list_sizes(lists))), pa.int64())
         rows = pl.DataFrame({"v": pl.from_arrow(pa.LargeListArray.from_arrays(offsets, elements))})
         objects = rows.select(pl.struct("v").struct.json_encode().str.strip_prefix('{"v":').str.strip_suffix("}"))
         return pc.if_else(filled.is_valid(), objects.to_series().to_arrow().cast(pa.string()), None)
 
-    def _lists(self, values: pa.Array, times: np.ndarray, number: np.ndarray, count: int) -> States:
-        """States from values in order; `number` (int64[n], ascending) is the group of each."""
+    def find_misfits(self, states: States) -> Mapping[int, str]:
+        return misfits_of_lists(states[0], self.limit, "values")
+
+    def _lists(
+        self, values: pa.Array, times: np.ndarray, number: np.ndarray, count: int, before: np.ndarray | None = None
+    ) -> States:
+        """States from values in order; `number` (int64[n], ascending) is the group of each. For `before` see
+        `limited_lists`."""
         offsets = np.searchsorted(number, np.arange(count + 1))
-        require_within(np.diff(offsets), self.limit, "values", "take fewer rows with the aggregate's `where`")
-        lists = (values, pa.array(times))
-        return tuple(
-            pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=field.type)
-            for field, elements in zip(self.fields, lists, strict=True)
-        )
+        return limited_lists(self.fields, (values, pa.array(times)), offsets, self.limit, before)
 
 
 FUNCTIONS: Mapping[str, Make] = {
@@ -126,9 +168,9 @@ def _distinct_numbers(values: pa.Array, group: np.ndarray, groups: int) -> tuple
 
 
 @dataclass(frozen=True, slots=True)
-class Distinct:
-    """`count_distinct` with `method: exact`. NaN counts as one value, and so do 0.0 and -0.0 together. More than
-    `limit` values in a group raise GroupError. The state is the sorted list of values."""
+class Distinct(Accumulator):
+    """`count_distinct` with `method: exact`. NaN counts as one value, and so do 0.0 and -0.0 together. The state is the
+    sorted list of values."""
 
     name: str
     type: pa.DataType
@@ -148,16 +190,18 @@ class Distinct:
         return self._lists(unify_zeros(present.values), number, groups.count)
 
     def merge(self, states: States, groups: Groups) -> States:
-        sizes = pc.list_value_length(states[0]).to_numpy()
-        return self._lists(states[0].flatten(), np.repeat(groups.number, sizes), groups.count)
+        number = np.repeat(groups.number, list_sizes(states[0]))
+        return self._lists(states[0].flatten(), number, groups.count, lacks_lists(states, groups))
 
     def result(self, states: States) -> pa.Array:
         return pc.list_value_length(states[0]).cast(pa.int64())
 
-    def _lists(self, values: pa.Array, group: np.ndarray, groups: int) -> States:
+    def find_misfits(self, states: States) -> Mapping[int, str]:
+        return misfits_of_lists(states[0], self.limit, "distinct values")
+
+    def _lists(self, values: pa.Array, group: np.ndarray, groups: int, before: np.ndarray | None = None) -> States:
         offsets, distinct_values = distinct(values, group, groups)
-        require_within(np.diff(offsets), self.limit, "distinct values", "count with `method: hll`, which has none")
-        return (pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), distinct_values, type=self.fields[0].type),)
+        return limited_lists(self.fields, (distinct_values,), offsets, self.limit, before)
 
 
 def as_integers(values: pa.Array) -> np.ndarray:

@@ -17,7 +17,6 @@ from fractions import Fraction
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from joinery_runtime.core.aggregates.base import (
     Accumulator,
@@ -26,10 +25,15 @@ from joinery_runtime.core.aggregates.base import (
     Make,
     Present,
     States,
-    require_within,
 )
 from joinery_runtime.core.aggregates.exact import Wide
-from joinery_runtime.core.aggregates.lists import unify_zeros
+from joinery_runtime.core.aggregates.lists import (
+    lacks_lists,
+    limited_lists,
+    list_sizes,
+    misfits_of_lists,
+    unify_zeros,
+)
 
 EXACT = 256
 SIGNIFICANT = 8
@@ -38,7 +42,7 @@ _CUT = np.int64(-(2 ** (52 - SIGNIFICANT)))
 
 
 @dataclass(frozen=True, slots=True)
-class Percentile:
+class Percentile(Accumulator):
     """The value below which a `share` of the values lies, NULL without any: the first value with at least that share
     up to it, or, if `between`, the point between two neighbours. `limit` is the largest number of distinct values;
     None: it is a sketch."""
@@ -66,13 +70,13 @@ class Percentile:
         return self._states(doubles, ones, groups.number[present.rows], groups.count)
 
     def merge(self, states: States, groups: Groups) -> States:
-        number = np.repeat(groups.number, pc.list_value_length(states[0]).to_numpy())
+        number = np.repeat(groups.number, list_sizes(states[0]))
         values, counts = (state.flatten().to_numpy() for state in states)
-        return self._states(values, counts, number, groups.count)
+        return self._states(values, counts, number, groups.count, lacks_lists(states, groups))
 
     def result(self, states: States) -> pa.Array:
         values, counts = (state.flatten().to_numpy() for state in states)
-        sizes = pc.list_value_length(states[0]).to_numpy().astype(np.int64)
+        sizes = list_sizes(states[0])
         reached, ends = np.append(0, np.cumsum(counts)), np.cumsum(sizes)
         before = reached[ends - sizes]
         totals = reached[ends] - before
@@ -94,6 +98,9 @@ class Percentile:
         output[some] = results
         return pa.array(output, mask=totals == 0)
 
+    def find_misfits(self, states: States) -> Mapping[int, str]:
+        return {} if self.limit is None else misfits_of_lists(states[0], self.limit, "distinct values")
+
     def _rank(self, total: int) -> tuple[int, float]:
         """Return the number of the value, from 1, and how far the percentile lies between that and the next."""
         if not self.between:
@@ -101,8 +108,11 @@ class Percentile:
         whole, part = divmod(self.share * (total - 1), 1)
         return int(whole) + 1, float(part)
 
-    def _states(self, values: np.ndarray, counts: np.ndarray, number: np.ndarray, groups: int) -> States:
-        """States from `counts` of `values` (float64[n]), whose groups `number` (int64[n], ascending) gives."""
+    def _states(
+        self, values: np.ndarray, counts: np.ndarray, number: np.ndarray, groups: int, before: np.ndarray | None = None
+    ) -> States:
+        """States from `counts` of `values` (float64[n]), whose groups `number` (int64[n], ascending) gives. For
+        `before` see `limited_lists`."""
         starts = np.searchsorted(number, np.arange(groups + 1))
         if self.limit is None and len(values):
             reached = np.append(0, np.cumsum(counts))
@@ -114,14 +124,9 @@ class Percentile:
         bits = sorted_values.view(np.int64)
         first = np.flatnonzero((np.diff(group, prepend=-1) != 0) | (np.diff(bits, prepend=0) != 0))
         offsets = np.searchsorted(group[first], np.arange(groups + 1))
-        if self.limit is not None:
-            todo = "write approx_percentile, which has none"
-            require_within(np.diff(offsets), self.limit, "distinct values", todo)
         occurrences = np.add.reduceat(rows["count"].to_numpy(), first) if len(first) else np.zeros(0, dtype=np.int64)
-        return tuple(
-            pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(elements), type=field.type)
-            for field, elements in zip(self.fields, (sorted_values[first], occurrences), strict=True)
-        )
+        elements = (pa.array(sorted_values[first]), pa.array(occurrences))
+        return limited_lists(self.fields, elements, offsets, self.limit, before)
 
 
 def _as_doubles(values: pa.Array) -> pa.Array:

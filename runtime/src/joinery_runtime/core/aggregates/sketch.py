@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasketches import HLL_8, hll_sketch, hll_union
 
-from joinery_runtime.core.aggregates.base import Groups, Present, States
+from joinery_runtime.core.aggregates.base import Accumulator, Groups, Present, States
 from joinery_runtime.core.aggregates.lists import distinct
 from joinery_runtime.core.table.keyhash import key_hash
 
@@ -37,7 +37,7 @@ _TAG = b"\1"
 
 
 @dataclass(frozen=True, slots=True)
-class Sketch:
+class Sketch(Accumulator):
     """`count_distinct` with `method: hll`, for any type."""
 
     name: str

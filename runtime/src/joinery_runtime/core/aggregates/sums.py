@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -18,17 +19,15 @@ from joinery_runtime.core.aggregates import exact
 from joinery_runtime.core.aggregates.base import (
     Accumulator,
     AggregateCall,
-    GroupError,
     Groups,
     Make,
     Present,
     States,
-    ValueAccumulator,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class Count(Accumulator):
     """`count` counts all rows; `count_col` counts the rows in which a column has a value."""
 
     name: str
@@ -64,36 +63,79 @@ class CountIf(Count):
 
 _Doubles = tuple[np.ndarray, np.ndarray]  # sums, rests
 
-_STUCK = (
-    "What is planned runs as it was planned: discard it with `joinery state reset --drop-planned`, or start from the "
-    "beginning with upgrade.mode: stateless"
-)
-TODO = {
-    "int64": f"Sum a decimal: compute CAST(... AS DECIMAL(38, 0)) and aggregate that. {_STUCK}",
-    "decimal": f"Keep such values out with `where`, or compute smaller ones. {_STUCK}",
-}
+_DIGITS = 38  # of a decimal
+_ROOM = 19  # digits by which a sum may be longer than its values: there are fewer than 2^63 of them
+
+
+def sum_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which sums of values of a type are stored: with room for the sum of as many values as can
+    be."""
+    if not pa.types.is_decimal(kind):
+        return pa.decimal128(_DIGITS, 0)
+    wide = kind.precision + _ROOM > _DIGITS
+    return pa.decimal256(76, kind.scale) if wide else pa.decimal128(_DIGITS, kind.scale)
 
 
 @dataclass(frozen=True, slots=True)
-class WholeSum(ValueAccumulator):
-    """The exact sum: of int32 or int64 values as int64 or decimal(38, 0), as `type` says, or of decimals of one scale
-    as decimal(38, scale). A sum that does not fit raises GroupError."""
+class WholeSum(Accumulator):
+    """The exact sum: of int32 or int64 values as int64, or of decimals of one scale as decimal(38, scale), as `type`
+    says. The state is the sum as `state`, which has room for every sum, so that later values may bring it back into the
+    range of the result."""
+
+    name: str
+    type: pa.DataType
+    state: pa.DataType
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        return (pa.field(self.name, self.state),)
+
+    @property
+    def result_type(self) -> pa.DataType:
+        return self.type
 
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
         present = Present.of(values, groups)
         numbers = present.values if pa.types.is_decimal(present.values.type) else present.values.cast(pa.int64())
-        sums, lost = exact.wide_sums(numbers, present.groups)
+        return (present.scatter(exact.sums_of(numbers, present.groups).stored(self.state)),)
+
+    def merge(self, states: States, groups: Groups) -> States:
+        return self.fold(states[0], np.empty(0), groups)
+
+    def result(self, states: States) -> pa.Array:
+        if self.state == self.type:
+            return states[0]
+        sums = exact.Sums.of(states[0])
+        absent = states[0].is_null().to_numpy(zero_copy_only=False) | ~self._fits(sums)
+        if pa.types.is_decimal(self.type):
+            lower = exact.Wide(np.where(absent, 0, sums.lower.high), np.where(absent, np.uint64(0), sums.lower.low))
+            return pc.if_else(pa.array(~absent), lower.decimals(self.type), pa.scalar(None, self.type))
+        return pa.array(sums.lower.low.view(np.int64), mask=absent)
+
+    def find_misfits(self, states: States) -> Mapping[int, str]:
+        if self.state == self.type:
+            return {}
+        sums, valid = exact.Sums.of(states[0]), states[0].is_valid().to_numpy(zero_copy_only=False)
+        beyond = np.flatnonzero(valid & ~self._fits(sums))
         decimal = pa.types.is_decimal(self.type)
-        misfits = np.flatnonzero(lost | ~(sums.decimal if decimal else sums.narrow))
-        if len(misfits):
-            kind = "decimal" if decimal else "int64"
-            facts = f"the sum does not fit {'the 38 digits of a decimal' if decimal else kind}"
-            raise GroupError(int(present.group_numbers[misfits[0]]), facts, TODO[kind])
-        return (present.scatter(sums.decimals(self.type) if decimal else pa.array(sums.low.view(np.int64))),)
+        kind = f"the {_DIGITS} digits of a decimal" if decimal else "int64"
+        numbers = (decimal_text(number, self.state.scale) for number in sums.take(beyond).objects().tolist())
+        return {
+            group: f"the sum {number} does not fit {kind}"
+            for group, number in zip(beyond.tolist(), numbers, strict=True)
+        }
+
+    def _fits(self, sums: exact.Sums) -> np.ndarray:
+        return sums.decimal if pa.types.is_decimal(self.type) else sums.narrow
+
+
+def decimal_text(number: int, scale: int) -> str:
+    """Write `number * 10^-scale` in full."""
+    return f"{Decimal((number < 0, tuple(map(int, str(abs(number)))), -scale)):f}"
 
 
 @dataclass(frozen=True, slots=True)
-class DoubleSum:
+class DoubleSum(Accumulator):
     """The compensated sum of float or double values as a double: the nearest double unless nearly everything cancels
     out. The state is the sum and its rest."""
 
@@ -166,7 +208,9 @@ def _sum(name: str, call: AggregateCall) -> Accumulator:
     kind: pa.DataType = call.type
     if pa.types.is_floating(kind):
         return DoubleSum(name)
-    return WholeSum(name, pa.decimal128(38, kind.scale) if pa.types.is_decimal(kind) else pa.int64())
+    return WholeSum(
+        name, pa.decimal128(_DIGITS, kind.scale) if pa.types.is_decimal(kind) else pa.int64(), sum_type(kind)
+    )
 
 
 FUNCTIONS: Mapping[str, Make] = {

@@ -19,7 +19,7 @@ from joinery_runtime.core.aggregates.sums import Count
 
 
 @dataclass(frozen=True, slots=True)
-class Variance:
+class Variance(Accumulator):
     """The variance of numbers, or their standard deviation if `root`; of a `sample`, which needs two values, or of all.
     NULL with fewer; NaN with an infinity or NaN among them. `scale` is that of decimals, `binary` says that values are
     doubles. The state is the same for all four: the sum, the sum of squares, and the count."""

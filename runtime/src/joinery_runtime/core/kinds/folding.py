@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.aggregates import Accumulator, AggregateCall, GroupError, Groups, States, accumulator
+from joinery_runtime.core.aggregates import Accumulator, AggregateCall, Groups, States, accumulator
 from joinery_runtime.core.kinds.grouping import changes
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.core.table.columns import OFFSET, PARTITION
@@ -45,8 +44,7 @@ def in_defined_order(rows: pa.RecordBatch, aggregates: Sequence[AggregateCall]) 
 
 
 class Folding:
-    """All aggregates of a job; equal ones share their columns. Methods raise GroupError, whose facts name the
-    aggregate."""
+    """All aggregates of a job; equal ones share their columns."""
 
     def __init__(self, aggregates: Sequence[AggregateCall]) -> None:
         self._calls = [(call, accumulator(call)) for call in aggregates]
@@ -67,29 +65,42 @@ class Folding:
         """Accumulates groups of rows. `times` are their event times (int64[n])."""
         folded: list[pa.Array] = []
         for call, aggregate in self._columns.values():
-            with _naming(call):
-                folded += aggregate.fold(call.values(rows), times, groups)
+            folded += aggregate.fold(call.values(rows), times, groups)
         return pa.record_batch(folded, schema=pa.schema(self.fields))
 
     def merge(self, states: pa.RecordBatch, groups: Groups) -> pa.RecordBatch:
         merged: list[pa.Array] = []
-        for names, (call, aggregate) in self._columns.items():
-            with _naming(call):
-                merged += aggregate.merge(_states(states, names), groups)
+        for names, (_, aggregate) in self._columns.items():
+            merged += aggregate.merge(_states(states, names), groups)
         return pa.record_batch(merged, schema=pa.schema(self.fields))
 
     def results(self, states: pa.RecordBatch) -> list[pa.Array]:
         """One result column per aggregate, in the job's order."""
         return [aggregate.result(_states(states, _names(aggregate))) for _, aggregate in self._calls]
 
+    def find_misfits(self, states: pa.RecordBatch) -> Mapping[str, Mapping[int, str]]:
+        """Why values do not fit, by the aggregate's name in the output and by row of the states."""
+        misfits = {
+            call.name: aggregate.find_misfits(_states(states, _names(aggregate))) for call, aggregate in self._calls
+        }
+        return {
+            call.name: {row: f"{_text(call)}, in the output as {call.name}: {reason}" for row, reason in rows.items()}
+            for call, _ in self._calls
+            if (rows := misfits[call.name])
+        }
 
-@contextmanager
-def _naming(call: AggregateCall) -> Iterator[None]:
-    try:
-        yield
-    except GroupError as error:
-        text = f"{call.function}({call.arguments})" if call.arguments else call.function
-        raise GroupError(error.group, f"{text}, in the output as {call.name}: {error.facts}", error.todo) from None
+    def first_lost(self, states: pa.RecordBatch) -> tuple[int, str] | None:
+        """Return the first row of the states that has lost an aggregate's values because they are too many, and the
+        reason."""
+        for call, aggregate in self._columns.values():
+            if call.limit is not None and states.column(aggregate.fields[0].name).null_count:
+                row, reason = next(iter(aggregate.find_misfits(_states(states, _names(aggregate))).items()))
+                return row, f"{_text(call)}, in the output as {call.name}: {reason}"
+        return None
+
+
+def _text(call: AggregateCall) -> str:
+    return f"{call.function}({call.arguments})" if call.arguments else call.function
 
 
 def _names(aggregate: Accumulator) -> Names:

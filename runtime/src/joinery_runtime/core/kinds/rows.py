@@ -6,7 +6,7 @@ A `Selection` is some rows of a batch. Two of the same length are pairs; one and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -221,45 +221,14 @@ def apply_filter(step: StepSpec, pairs: Pairs, failures: PairFailures) -> Pairs:
     """Return the pairs and padded rows for which the step's filter is true (J11)."""
     if step.filter is None:
         return pairs
-    return pairs.where(_filter_mask(step.filter, lambda ref: resolve(step, pairs, ref), len(pairs), failures))
+    return pairs.where(filter_mask(step.filter, lambda ref: resolve(step, pairs, ref), len(pairs), failures))
 
 
-def having_mask(
-    step: StepSpec, values: Mapping[str, pa.Array], count: int, failures: PairFailures | None = None
-) -> np.ndarray:
-    """bool[count]: the rows of an aggregate for which the step's filter is true (G7). `values` are the step's columns.
-    `failures` counts the other rows (None: they are not emitted in any case)."""
-    if step.filter is None:
-        return np.ones(count, dtype=bool)
-    return _filter_mask(step.filter, lambda ref: values[ref.column], count, failures)
-
-
-def aggregated_columns(
-    step: StepSpec, values: Mapping[str, pa.Array], counted: np.ndarray, failures: PairFailures
-) -> list[pa.Array]:
-    """Return the columns of an aggregate's rows as in `step.output_schema()`, from the step's columns `values`. An
-    expression that cannot be computed for a row is NULL there (G11), and `failures` counts the row if `counted`
-    (bool[n]) does."""
-
-    def column(ref: ColumnRef) -> pa.Array:
-        value = values[ref.column]
-        return value.cast(step.window_times) if ref.column in WINDOW_COLUMNS else value
-
-    columns, failed = list[pa.Array](), set[int]()
-    for output in step.output:
-        if output.expression is None:
-            columns.append(values[output.step_column or ""].cast(output.type))
-            continue
-        evaluated = output.expression.evaluate(column, len(counted))
-        failed |= evaluated.failed.keys()
-        columns.append(evaluated.values.cast(output.type))
-    failures.count += int(counted[sorted(failed)].sum())
-    return columns
-
-
-def _filter_mask(
+def filter_mask(
     condition: Expression, columns: Callable[[ColumnRef], pa.Array], count: int, failures: PairFailures | None
 ) -> np.ndarray:
+    """bool[count]: the rows for which a step's condition is true (J11, G7). `failures` counts the other rows (None:
+    they are not emitted in any case)."""
     mask = condition.mask(columns, count)
     passes = np.array(mask.values.to_numpy(zero_copy_only=False))
     if failures is not None:

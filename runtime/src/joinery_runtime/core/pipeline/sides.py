@@ -171,7 +171,8 @@ class SideSpec:
 def stored_rows(spec: SideSpec, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Rows of a segment with the columns that the job stores now. A segment written before an edit of the job may hold
     more user columns or lack some. A column that is missing or had another type becomes null, except the event time,
-    which comes from `$ts`. Rows from before the job emitted early results count as changed before all of these."""
+    which comes from `$ts`. Rows from before the job emitted early results count as changed before all of these.
+    Aggregates that an earlier release stored in a narrower type get the wider one."""
     schema, written_schema = spec.segment_schema(), batch.schema
     if EARLY in schema.names and EARLY not in written_schema.names:
         batch = batch.append_column(EARLY_FIELD, pa.repeat(pa.scalar(BEGIN_OF_TIME), batch.num_rows))
@@ -182,10 +183,17 @@ def stored_rows(spec: SideSpec, batch: pa.RecordBatch) -> pa.RecordBatch:
         for name in stored
         if name not in written_schema.names or written_schema.field(name).type != schema.field(name).type
     }
-    if not missing:
+    widened = {
+        field.name
+        for field in (schema if spec.state is not None else ())
+        if pa.types.is_decimal(field.type) and batch.schema.field(field.name).type != field.type
+    }
+    if not missing | widened:
         return batch.select(schema.names)
 
     def column(field: pa.Field) -> pa.Array:
+        if field.name in widened:
+            return batch.column(field.name).cast(field.type)
         if field.name not in missing:
             return batch.column(field.name)
         if field.name == spec.intake.event_time:

@@ -120,6 +120,16 @@ class StepWork:
 
 
 @dataclass(frozen=True, slots=True)
+class UnfitRows:
+    """Rows of an aggregate with values that do not fit their types (S7): the groups, of which `keys` are the columns,
+    columns of the window and aggregates of each, and why (`reasons`)."""
+
+    rows: pa.RecordBatch
+    keys: Sequence[str]
+    reasons: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step returns once it has produced all of its rows.
 
@@ -134,6 +144,8 @@ class StepResult:
       `StepOperator.complete_from` does not say.
     - `late`: per side, partition and offset (int64[k, 2]) of late arrivals, where the kind judges them for the dead
       letters.
+    - `unfit`: rows that do not fit, in the order in which they were made. `failed` counts them, too.
+    - `lost`: a stored row that has lost values, with its group and the start of its window (None: none has).
     """
 
     added: tuple[Run | None, ...] = (None, None)
@@ -146,6 +158,8 @@ class StepResult:
     filtered: int = 0
     after_eviction: Mapping[int, int] = field(default_factory=dict)
     late: tuple[np.ndarray, ...] = ()
+    unfit: tuple[UnfitRows, ...] = ()
+    lost: UnfitRows | None = None
 
     @classmethod
     def nothing(cls, sides: int) -> StepResult:

@@ -1,5 +1,8 @@
 """The byte format of a segment in the store.
 
+Version 5 has the bytes of version 4. In it sums of aggregates are decimals, wide enough for every sum, and a list of an
+aggregate is NULL where there are more values than the aggregate's limit. An earlier release would read both wrongly.
+
 Version 4 is version 3 with `$partition` as int64, which tells topics and files of one input apart.
 
 Version 3 is eight bytes that name it, the xxh3_64 (seed 0, big-endian) of all bytes that follow, and the bytes of

@@ -17,7 +17,7 @@ from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.sort import HashFilter, by_hash_and_time
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 MIGRATED = "~"
 """Separates, in the key of a migrated segment, its original key from what the migration appended."""
 

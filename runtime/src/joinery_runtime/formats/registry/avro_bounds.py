@@ -104,16 +104,17 @@ class _ByIndex(dict[int, Any]):
 
 
 def _branches(listed: Sequence[Any]) -> list[Any]:
-    """The branches of a union as a list, as which the library knows a union. It adds the length to a negative index, so
-    the length is 0; and it asks a method in C for a branch, because one in Python would take 0.1 us for each value."""
+    """Return the branches of a union as a list, as which the library knows a union. It adds the length to a negative
+    index, so the length is 0; and it asks a method in C for a branch, because one in Python would take 0.1 us for each
+    value."""
     own = {"__getitem__": _ByIndex(listed, "a union has no branch").__getitem__, "__len__": lambda _: 0}
     union: list[Any] = type("Union", (list,), own)(listed)
     return union
 
 
 def _guarded(node: Any, copies: dict[int, Any]) -> Any:
-    """A copy of a parsed schema, in which a negative index of an enum or a union names nothing. `copies` are those of
-    its parts, by the id() of the original: a record may contain itself."""
+    """Return a copy of a parsed schema, in which a negative index of an enum or a union names nothing. `copies` are
+    those of its parts, by the id() of the original: a record may contain itself."""
     if isinstance(node, list):
         return _branches([_guarded(branch, copies) for branch in node])
     if not isinstance(node, dict):

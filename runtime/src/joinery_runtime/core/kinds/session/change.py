@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.aggregates import GroupError
 from joinery_runtime.core.kinds.folding import Folding, groups_of
 from joinery_runtime.core.kinds.session.form import (
     AcceptedArrivals,
@@ -38,7 +35,6 @@ from joinery_runtime.core.table.columns import (
     TS,
 )
 from joinery_runtime.core.table.segment import Run, concat
-from joinery_runtime.errors import AggregateError
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ def change(
     side: SideSpec, parameters: SessionParameters, arrived: AcceptedArrivals, complete: int | None, written_at: int
 ) -> Changed:
     """Apply the accepted arrivals. `complete` is the horizon before which sessions have been emitted, `written_at`
-    that of the work. Raises AggregateError."""
+    that of the work."""
     elements, emitted = arrived.elements, bool_column(arrived.state_rows, EMITTED)
     if complete is not None:
         emitted = emitted | (arrived.state_rows.column(TS).to_numpy() < complete)
@@ -168,35 +164,19 @@ class _StateRows:
         groups = groups_of(session[at])
         rows = self._arrived.rows.select(self._folding.columns)
         rows = rows.take(pa.array(elements.number[at] - self._arrived.state_rows.num_rows))
-        with self._naming(session[at]):
-            folded = self._folding.fold(rows, elements.start[at], groups)
+        folded = self._folding.fold(rows, elements.start[at], groups)
         if not folded.num_columns:
             return folded
         kept_states, kept_sessions = self._kept_states()
         number = np.concatenate([kept_sessions, session[at][groups.starts]])
         order = np.argsort(number, kind="stable")  # kept states come first: their rows arrived earlier
-        with self._naming(number[order]):
-            return self._folding.merge(concat([kept_states, folded]).take(pa.array(order)), groups_of(number[order]))
+        return self._folding.merge(concat([kept_states, folded]).take(pa.array(order)), groups_of(number[order]))
 
     def _kept_states(self) -> tuple[pa.RecordBatch, np.ndarray]:
         elements = self._arrived.elements
         at = np.flatnonzero(~elements.row & self._sessions.changed[self._sessions.session])
         names = [field.name for field in self._folding.fields]
         return self._arrived.state_rows.select(names).take(pa.array(elements.number[at])), self._sessions.session[at]
-
-    @contextmanager
-    def _naming(self, number: np.ndarray) -> Iterator[None]:
-        """Turn a GroupError into an AggregateError that names the session. `number` is the session of each row."""
-        try:
-            yield
-        except GroupError as error:
-            session = int(number[groups_of(number).starts[error.group]])
-            keys = self._arrived.keys(self._side, self._first[session : session + 1])
-            names = zip(self._side.intake.keys, keys, strict=True)
-            group = ", ".join(f"{name}={value[0].as_py()!r}" for name, value in names)
-            start = int(self._sessions.formed.start[session])
-            facts = f"{error.facts}, in the session of {group} that begins at {start}"
-            raise AggregateError("An aggregate of a session has no value", facts=facts, todo=error.todo) from None
 
 
 # --- the rows of the state --------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.aggregates import AggregateCall
 from joinery_runtime.core.kinds.base import Aggregating
-from joinery_runtime.core.kinds.folding import Folding, in_defined_order, with_order_columns
-from joinery_runtime.core.kinds.rows import PairFailures, ReplaceableRows, aggregated_columns, having_mask, rows_at_once
+from joinery_runtime.core.kinds.folding import in_defined_order, with_order_columns
+from joinery_runtime.core.kinds.group_rows import GroupOutput
+from joinery_runtime.core.kinds.rows import ReplaceableRows, rows_at_once
 from joinery_runtime.core.kinds.session.change import Changed, change, rows_to_add, state_schema
 from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals, bool_column
 from joinery_runtime.core.pipeline.sides import Intake
@@ -31,6 +32,7 @@ from joinery_runtime.core.pipeline.step import (
     StepResult,
     StepRun,
     StepWork,
+    UnfitRows,
 )
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier, passed_multiple
 from joinery_runtime.core.table.columns import EARLY, EMITTED, FORCED, HASH, START, TS
@@ -148,6 +150,7 @@ class _SessionEpoch:
         self._added: Run | None = None
         self._dropped: dict[str, int] = {}
         self._looked_up = self._after_eviction = 0
+        self._lost: UnfitRows | None = None
 
     def result(self) -> StepResult:
         return StepResult(
@@ -156,8 +159,10 @@ class _SessionEpoch:
             finished=self._stored.finished(),
             dropped=(self._dropped,),
             lookups=(self._looked_up,),
-            failed=self._out.failures.count,
-            filtered=self._out.failures.filtered,
+            failed=self._out.rows.failures.count,
+            filtered=self._out.rows.failures.filtered,
+            unfit=tuple(self._out.rows.unfit),
+            lost=self._lost,
             after_eviction={0: self._after_eviction},
         )
 
@@ -207,6 +212,7 @@ class _SessionEpoch:
             taken_back = self._taken_back(key_sessions.batch, changed)
             yield from self._out.emit(key_sessions.batch, taken_back, ARRIVAL, retracted=True)
         yield from self._out.emit(changed.rows, changed.to_emit, ARRIVAL)
+        self._lost = self._out.rows.lost_values(changed.rows, changed.rows.column(START).to_numpy())
         self._stored.remove(key_sessions, changed.replaced)
         self._added = rows_to_add(self._kind, changed.rows)
 
@@ -226,16 +232,12 @@ class _SessionEpoch:
 class SessionOutput:
     def __init__(self, parameters: SessionParameters, step: StepSpec, *, ordered: bool) -> None:
         self._ordered = ordered
-        self._aggregates = [call.name for call in parameters.aggregates]
-        self._folding = Folding(parameters.aggregates)
-        self._step, self._keys = step, step.sides[0].intake.keys
-        self.failures = PairFailures()
+        self._keys = step.sides[0].intake.keys
+        self.rows = GroupOutput(step, parameters.aggregates)
 
     def passes(self, sessions: pa.RecordBatch) -> np.ndarray:
-        """bool[n]: the rows of the state, of sessions that are not capped, that meet the condition (G7)."""
-        if self._step.filter is None:
-            return np.ones(sessions.num_rows, dtype=bool)
-        return having_mask(self._step, self._values(sessions, retracted=False), sessions.num_rows)
+        """bool[n]: the rows of the state, of sessions that are not capped, that are emitted (G7)."""
+        return self.rows.are_emitted(self._values(sessions, retracted=False), sessions)
 
     def emit(
         self, stored: pa.RecordBatch, chosen: np.ndarray, phase: int, *, retracted: bool = False
@@ -245,14 +247,12 @@ class SessionOutput:
         rows, at_once = np.flatnonzero(chosen), rows_at_once([stored])
         for first in range(0, len(rows), at_once):
             sessions = stored.take(pa.array(rows[first : first + at_once]))
-            yield self._rows(sessions, phase, retracted=retracted)
+            emitted = self._make(sessions, phase, retracted=retracted)
+            if emitted.num_rows:
+                yield emitted
 
-    def _rows(self, sessions: pa.RecordBatch, phase: int, *, retracted: bool) -> pa.RecordBatch:
-        values, count = self._values(sessions, retracted=retracted), sessions.num_rows
-        passes = np.ones(count, dtype=bool) if retracted else having_mask(self._step, values, count, self.failures)
-        counted = passes & (not retracted)  # a row that is taken back was counted when it was emitted
-        columns = aggregated_columns(self._step, values, counted, self.failures)
-        rows = pa.record_batch(columns, schema=self._step.output_schema())
+    def _make(self, sessions: pa.RecordBatch, phase: int, *, retracted: bool) -> pa.RecordBatch:
+        rows, passes = self.rows.make_rows(self._values(sessions, retracted=retracted), sessions, retracted=retracted)
         if self._ordered:
             start, last = (sessions.column(name).to_numpy() for name in (START, TS))
             rows = with_order_columns(rows, sessions, phase, start, last, retracted=retracted)
@@ -265,6 +265,6 @@ class SessionOutput:
         return {
             **dict(zip(self._keys, keys, strict=True)),
             **dict(zip(SESSION_COLUMNS, own, strict=True)),
-            **dict(zip(self._aggregates, self._folding.results(sessions), strict=True)),
+            **self.rows.aggregate_values(sessions),
             RETRACTED: pa.repeat(pa.scalar(retracted), sessions.num_rows),
         }

@@ -20,7 +20,8 @@ from joinery_runtime.core.kinds.aligned import ByWindows, LastEnd, Windows
 from joinery_runtime.core.kinds.base import Aggregating, less_allowed_lateness
 from joinery_runtime.core.kinds.cells import Numbers, concat_selections, cut_by_hash, cut_by_window, within
 from joinery_runtime.core.kinds.folding import with_order_columns
-from joinery_runtime.core.kinds.rows import PairFailures, ReplaceableRows, Selection, aggregated_columns, having_mask
+from joinery_runtime.core.kinds.group_rows import GroupOutput
+from joinery_runtime.core.kinds.rows import ReplaceableRows, Selection
 from joinery_runtime.core.kinds.windowed.panes import Panes, pane_schema
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.sides import Intake
@@ -102,12 +103,13 @@ class WindowAggregation(ByWindows, Aggregating):
             stored.forget(self.windows.open_from(horizon.current))
         if work.early.current != work.early.previous:
             yield from self._emit_early(output, stored, ended, work.early)
-        added, late, accepted = None, 0, 0
+        added, late, accepted, lost = None, 0, 0, None
         if horizon.current is not None and rows is not None:
             on_time = rows.filter(pa.array(rows.column(TS).to_numpy() >= self.windows.open_from(horizon.current)))
             late, rows = rows.num_rows - on_time.num_rows, on_time
         if rows is not None and rows.num_rows:
             accepted, added = rows.num_rows, Run.sort(panes.add(rows, stored))
+            lost = output.rows.lost_values(added.batch, added.ts)
             if self.reopens:
                 yield from self._emit_again(output, stored, added.batch, ended, horizon)
         return StepResult(
@@ -116,8 +118,10 @@ class WindowAggregation(ByWindows, Aggregating):
             finished=stored.finished(),
             dropped=({"late": late} if late else {},),
             lookups=(accepted,),
-            failed=output.failures.count,
-            filtered=output.failures.filtered,
+            failed=output.rows.failures.count,
+            filtered=output.rows.failures.filtered,
+            unfit=tuple(output.rows.unfit),
+            lost=lost,
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
@@ -193,11 +197,11 @@ class WindowAggregation(ByWindows, Aggregating):
 
 
 class _WindowOutput:
-    """Makes the output rows of windows. `failures` counts those that do not meet the condition (G7)."""
+    """Emits windows."""
 
     def __init__(self, kind: WindowAggregation, step: StepSpec, panes: Panes, *, ordered: bool) -> None:
         self._kind, self._step, self._panes, self._ordered = kind, step, panes, ordered
-        self.failures = PairFailures()
+        self.rows = GroupOutput(step, kind.aggregates)
 
     def emit(
         self,
@@ -218,26 +222,25 @@ class _WindowOutput:
             marked = np.concatenate([np.empty(0, dtype=bool), *of_piece])
             for numbers in cut_by_window([bounds]):
                 merged = self._panes.merge_windows(rows, within(bounds, numbers), marked)
-                if merged.num_rows:
-                    yield self._rows(merged, phase)
+                emitted = self._make(merged, phase)
+                if emitted.num_rows:
+                    yield emitted
 
-    def _rows(self, merged: pa.RecordBatch, phase: int) -> pa.RecordBatch:
+    def _make(self, merged: pa.RecordBatch, phase: int) -> pa.RecordBatch:
         """Return the output rows of windows, which are rows of the state with a window's number as event time."""
         numbers, windows = merged.column(TS).to_numpy(), self._kind.windows
-        times, calls = (windows.starts(numbers), windows.ends(numbers)), self._kind.aggregates
+        times = windows.starts(numbers), windows.ends(numbers)
         values = {
             **{name: merged.column(name) for name in self._step.sides[0].intake.keys},
-            **dict(zip((call.name for call in calls), self._panes.folding.results(merged), strict=True)),
             # A window may reach further than its rows, whose times are within the years of timestamps.
             **{
                 name: pa.array(np.clip(time, EVENT_TIME_MIN, EVENT_TIME_MAX))
                 for name, time in zip(WINDOW_COLUMNS, times, strict=True)
             },
             WINDOW_TIME: pa.array(times[1] - 1),
+            **self.rows.aggregate_values(merged),
         }
-        passes = having_mask(self._step, values, len(numbers), self.failures)
-        columns = aggregated_columns(self._step, values, passes, self.failures)
-        rows = pa.record_batch(columns, schema=self._step.output_schema())
+        rows, passes = self.rows.make_rows(values, merged)
         if self._ordered:
             rows = with_order_columns(rows, merged, phase, times[0], times[1] - 1)
         return rows if passes.all() else rows.filter(pa.array(passes))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.aggregates import AggregateCall, GroupError, Groups
+from joinery_runtime.core.aggregates import AggregateCall, Groups
 from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.cells import Bounds
 from joinery_runtime.core.kinds.folding import Folding, in_defined_order
@@ -27,13 +26,7 @@ from joinery_runtime.core.table.columns import (
     TS,
 )
 from joinery_runtime.core.table.segment import concat
-from joinery_runtime.errors import AggregateError
 from joinery_runtime.job.model.references import WINDOW_TIME
-
-_STUCK = (
-    "The rows are in the state already. Remove the aggregate from the job and discard what is planned with `joinery "
-    "state reset --drop-planned`, or start from the beginning with upgrade.mode: stateless"
-)
 
 
 def pane_schema(intake: Intake, aggregates: Sequence[AggregateCall], *, emits_early: bool = False) -> pa.Schema:
@@ -45,13 +38,13 @@ def pane_schema(intake: Intake, aggregates: Sequence[AggregateCall], *, emits_ea
 
 
 class Panes:
-    """Makes rows of the state of one side. `written_at` is that of the work. Methods raise AggregateError."""
+    """Makes rows of the state of one side. `written_at` is that of the work."""
 
     def __init__(self, windows: Windows, aggregates: Sequence[AggregateCall], side: SideSpec, written_at: int) -> None:
         self._written_at = written_at
         self._windows, self._aggregates, self._intake = windows, aggregates, side.intake
         self._keys, self._schema = side.intake.keys, side.segment_schema()
-        self.folding = Folding(aggregates)
+        self._folding = Folding(aggregates)
 
     def add(self, rows: pa.RecordBatch, stored: ReplaceableRows) -> pa.RecordBatch:
         """Folds n > 0 prepared rows into their panes. Returns the new rows of the state, and removes from `stored`
@@ -69,8 +62,7 @@ class Panes:
         changed = np.repeat(np.logical_or.reduceat(order >= count, starts), np.diff(starts, append=len(order)))
         order, begins = order[changed], begins[changed]
         groups = Groups(np.flatnonzero(begins), len(order))
-        with self._naming(members, panes, order[groups.starts]):
-            merged = self._merge(members, panes, order, groups)
+        merged = self._merge(members, panes, order, groups)
         replaced = np.zeros(count, dtype=bool)
         replaced[order[order < count]] = True
         stored.remove(before, replaced)
@@ -88,8 +80,7 @@ class Panes:
         if not len(order):
             return rows.slice(0, 0)
         groups = Groups(np.flatnonzero(begins), len(order))
-        with self._naming(members, self._windows.starts(numbers), order[groups.starts], _STUCK):
-            return self._merge(members, numbers, order, groups)
+        return self._merge(members, numbers, order, groups)
 
     def _fold(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """One row of the state for each group and pane of n > 0 rows."""
@@ -101,15 +92,14 @@ class Panes:
         arrival_order = [rows.column(name).to_numpy() for name in (PARTITION, OFFSET)] if has_place else []
         order, begins = self._order(rows, panes, ts, *arrival_order, np.arange(rows.num_rows))
         groups = Groups(np.flatnonzero(begins), len(order))
-        values = rows.select(self.folding.columns).take(pa.array(order))
-        with self._naming(rows, panes, order[groups.starts]):
-            states = self.folding.fold(values, ts[order], groups)
+        values = rows.select(self._folding.columns).take(pa.array(order))
+        states = self._folding.fold(values, ts[order], groups)
         return self._state_rows(rows, panes, order, groups, states)
 
     def _merge(self, members: pa.RecordBatch, times: np.ndarray, order: np.ndarray, groups: Groups) -> pa.RecordBatch:
         """One row of the state for each group of rows of the state, which are taken in `order`."""
-        states = members.select([field.name for field in self.folding.fields]).take(pa.array(order))
-        return self._state_rows(members, times, order, groups, self.folding.merge(states, groups))
+        states = members.select([field.name for field in self._folding.fields]).take(pa.array(order))
+        return self._state_rows(members, times, order, groups, self._folding.merge(states, groups))
 
     def _order(self, rows: pa.RecordBatch, times: np.ndarray, *sorted_by: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return an order (int64[n]) in which the rows of one key and one time (int64[n], ascending with `sorted_by`)
@@ -136,20 +126,3 @@ class Panes:
             own.append(pa.array(changed_at))
         keys = [rows.column(name).take(pa.array(first)) for name in self._keys]
         return pa.record_batch([*own, *keys, *states.columns], schema=self._schema)
-
-    @contextmanager
-    def _naming(
-        self, rows: pa.RecordBatch, starts: np.ndarray, first: np.ndarray, todo: str | None = None
-    ) -> Iterator[None]:
-        """Turn a GroupError into an AggregateError that names the group and the start of its pane or window. `starts`
-        (int64[n]) are those of the rows, `first` (int64[m]) the first row of each group."""
-        try:
-            yield
-        except GroupError as error:
-            row = int(first[error.group])
-            group = ", ".join(f"{name}={rows.column(name)[row].as_py()!r}" for name in self._keys)
-            window = f"a window of {group}" if group else "a window"
-            facts = f"{error.facts}, in {window} that holds {int(starts[row])}"
-            raise AggregateError(
-                "An aggregate of a window has no value", facts=facts, todo=error.todo if todo is None else todo
-            ) from None
