@@ -20,8 +20,7 @@ from local_rows import rows_of
 
 FOLDER = Path(__file__).parents[1] / "examples" / "nexmark"
 JOBS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-FIRST_JOBS = {"q5": "q5-counts"}  # of queries that take two jobs
-QUERIES = sorted({*JOBS} - {"q5-counts"}, key=lambda name: int(name[1:]))
+QUERIES = sorted(JOBS, key=lambda name: int(name[1:]))
 ON_SPARK = ("q7", "q8", "q9", "q13", "q21")  # an aggregate, joins of three kinds, one input alone
 # One process for all of them: Spark's Java process starts once.
 RUN_ALL = """
@@ -60,8 +59,6 @@ def test_a_job_gives_the_rows_that_duckdb_computes(
 ) -> None:
     data, events = load
     (tmp_path / "data").symlink_to(data)
-    if query in FIRST_JOBS:
-        run(write_job(FIRST_JOBS[query], tmp_path), local=True)
     assert rows_of(run(write_job(query, tmp_path), local=True).output()) == rows_of(expected_rows(query, events))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,15 +37,17 @@ SELECTED_NUMBER = {"rows - row_number": lambda row: row["rows"] - row["row_numbe
 
 @dataclass(frozen=True, repr=False)
 class TopOfWindowsJob(WindowedJob):
-    """`aggregated` is the job without `topN`."""
+    """`aggregated` is the job without `topN`, `having` the condition of `topN` in Python."""
 
     aggregated: WindowedJob | None = None
+    having: Callable[[Mapping[str, Any]], bool] | None = None
 
     def oracle(self) -> Any:
         """A fresh one."""
         assert self.aggregated is not None
         selection = selection_in_python(selected_of(self.job), SELECTED | SELECTED_NUMBER)
-        return TwiceOracle(self.aggregated.oracle(), TopNOracle(TopOfWindowsShape(self.job, selection=selection)))
+        shape = TopOfWindowsShape(self.job, selection=selection, having=self.having)
+        return TwiceOracle(self.aggregated.oracle(), TopNOracle(shape))
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}, ranked by {self.job.spec.top_n}"
@@ -79,9 +82,22 @@ def top_of_windows_jobs(draw: Any, *, local: bool = False) -> TopOfWindowsJob:
         ],
         "rows": draw(st.sampled_from([1, 1, 2, 3, 50])),
     }
+    having = None
+    if any(call.as_ == "rows" for call in last.aggregates) and draw(st.booleans()):
+        functions = draw(st.lists(st.sampled_from(["sum", "avg", "min", "max"]), min_size=1, unique=True))
+        totals = [{"function": function, "column": "rows", "as": f"{function}_rows"} for function in functions]
+        document["spec"]["topN"]["totals"] = [*totals, {"function": "count", "as": "many"}]
+        document["spec"]["topN"] |= draw(st.sampled_from([{}, {"rows": None}, {"rows": None, "orderBy": None}]))
+        if "max" in functions and draw(st.booleans()):
+            document["spec"]["topN"]["having"] = "rows = max_rows AND many > 1"
+            having = _has_most_rows
     job = StreamJoin.model_validate(document)
     of_first = (aggregated.types, aggregated.where, aggregated.computed, aggregated.busy)
-    return TopOfWindowsJob(job, *of_first, aggregated.unit, aggregated.start, aggregated=aggregated)
+    return TopOfWindowsJob(job, *of_first, aggregated.unit, aggregated.start, aggregated=aggregated, having=having)
+
+
+def _has_most_rows(row: Mapping[str, Any]) -> bool:
+    return row["rows"] == row["max_rows"] and row["many"] > 1
 
 
 @st.composite

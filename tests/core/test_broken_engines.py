@@ -333,6 +333,20 @@ def ranks_go_by_no_place(patch: Patch) -> None:
     patch.setattr(top_n, "tie_breakers", lambda side, rows: [-tie_breaker for tie_breaker in real(side, rows)])
 
 
+def totals_of_first_rows(patch: Patch) -> None:
+    """Rows that are not among the first ones leave although totals are of them."""
+    real = top_n._RankedRows.first_of_panes
+
+    def without_totals(ranked: Any) -> np.ndarray:
+        kind = ranked._kind
+        ranked._kind = replace(kind, totals=())
+        first = real(ranked)
+        ranked._kind = kind
+        return first
+
+    patch.setattr(top_n._RankedRows, "first_of_panes", without_totals)
+
+
 # --- an aggregate of an aggregate -------------------------------------------------------------------------------------
 
 
@@ -462,6 +476,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "a ranked row is in the window behind its own": ("top-N of windows", next_window),
     "equal rows of windows are in any order": ("top-N of windows", ranks_go_by_no_place),
     "rows of several windows displace each other": ("top-N of windows", panes_of_several_windows),
+    "a total is of the first rows alone": ("top-N of windows", totals_of_first_rows),
     "ranked rows of windows wait for the next row": ("top-N of windows", no_following_epochs),
 }
 

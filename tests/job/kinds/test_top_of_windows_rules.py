@@ -89,6 +89,21 @@ def test_sql_says_what_is_aggregated() -> None:
     assert compile_job(load(inputs=[ORDERS], sql=sql, **top)) == compile_job(yaml)
 
 
+TOTALS = [{"function": "sum", "column": "spent", "as": "total"}]
+
+
+def test_totals_are_columns_behind_the_number_and_need_neither_rows_nor_an_order() -> None:
+    job = job_of(rows=None, orderBy=None, totals=[*TOTALS, {"function": "count", "as": "many"}])
+    assert compile_job(job).output_schema().names[-3:] == ["row_number", "total", "many"]
+    for line in ("total = sum(spent), many = count(*), over all rows", "emitted: all rows of each window", "kept: all"):
+        assert line in str(explain(job)), line
+
+
+def test_a_total_that_does_not_fit_its_column_is_rejected_when_it_is_compiled() -> None:
+    with pytest.raises(JobError, match=r"spec\.topN\.totals\[0\]\.column: sum takes numbers"):
+        compile_job(job_of(totals=[{"function": "sum", "column": "id", "as": "t"}]))
+
+
 LISTS = {"aggregates": [SPENT, {"function": "array_agg", "column": "orders.amount", "as": "amounts"}]}
 LIST = "'amounts' is a list (array_agg)"
 SESSIONS = {"window": {"session": {"gap": "1m", "maxDuration": "1h"}}}
@@ -138,6 +153,27 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "spec.aggregate.groupBy[1]",
         "topN would read two columns named 'ts'",
     ),
+    (
+        document_of(totals=[{"function": "sum", "column": "spend", "as": "t"}]),
+        "spec.topN.totals[0].column",
+        "did you mean 'spent'",
+    ),
+    (document_of(totals=[{"function": "sum", "as": "t"}]), "spec.topN.totals[0].column", "name the column"),
+    (
+        document_of(totals=[{"function": "count", "column": "spent", "as": "t"}]),
+        "spec.topN.totals[0].column",
+        "drop column",
+    ),
+    (document_of(totals=[{"function": "count", "as": "spent"}]), "spec.topN.totals[0].as", "is already a column"),
+    (document_of(totals=[{"function": "count", "as": "t"}] * 2), "spec.topN.totals[1].as", "twice"),
+    (
+        document_of(aggregate=LISTS, totals=[{"function": "max", "column": "amounts", "as": "t"}]),
+        "spec.topN.totals[0].column",
+        LIST,
+    ),
+    (document_of(totals=[{"function": "count", "as": "t"}], having="tt > 1"), "spec.topN.having", "did you mean"),
+    (document(inputs=[ORDERS], topN=RULE | {"totals": TOTALS}), "spec.topN.totals", "are of the rows of an aggregate"),
+    (document(inputs=[ORDERS], topN=RULE | {"having": "1 > 0"}), "spec.topN.having", "is on the rows of an aggregate"),
     (document_of(spec={"select": [{"column": "row_numbr"}]}), "spec.select[0].column", "did you mean 'row_number'"),
 ]
 
@@ -186,6 +222,9 @@ CONTINUES = [
     (job_of(), job_of(limits={"maxRecords": 5})),
     (job_of(), job_of(spec={"select": FEWER})),
     (job_of(), job_of(aggregate={"having": "spent > 1"})),
+    (job_of(), job_of(having="spent > 1")),
+    (job_of(totals=TOTALS), job_of(totals=TOTALS, rows=None, having="spent = total")),
+    (job_of(totals=TOTALS), job_of(totals=TOTALS, rows=9)),
 ]
 ALONE = load(inputs=[ORDERS], aggregate=AGGREGATE)
 REJECTED = [
@@ -197,6 +236,8 @@ REJECTED = [
         job_of(orderBy=[{"expression": "id"}]),
         "orderBy) was spent DESC NULLS LAST, it is now id ASC NULLS FIRST",
     ),
+    (job_of(), job_of(totals=TOTALS), "(totals) was none, it is now total = sum(spent)"),
+    (job_of(totals=TOTALS), job_of(), "(totals) was total = sum(spent), it is now none"),
     (job_of(), job_of(aggregate={"window": {"tumbling": {"size": "2h"}}}), "the windows' size was 1h, it is now 2h"),
 ]
 

@@ -284,7 +284,7 @@ REFUSED = [
     (selected("APPROX_QUANTILE(price, 95) AS x"), "the percentile has to be one number from 0 to 1, such as 0.95"),
     (selected("PERCENTILE_CONT(0.5) AS x"), "is not an aggregate"),
     (selected("PERCENTILE_CONT(0.5) WITHIN GROUP (ORDER BY qty DESC) AS x"), "WITHIN GROUP takes one ascending value"),
-    (selected("LISTAGG(page, ',') WITHIN GROUP (ORDER BY ts) AS x"), "WITHIN GROUP is for percentiles"),
+    (selected("LISTAGG(page, ',') WITHIN GROUP (ORDER BY qty) AS x"), "WITHIN GROUP is for percentiles"),
     (selected("ARRAY_AGG(page ORDER BY price) AS x"), "values are in order of event time; leave it out"),
     (selected("STRING_AGG(page, user_id) AS x"), "the separator has to be a text in quotes"),
     (selected("BOOL_AND(price) AS x"), "bool_and takes boolean, and column 'price' is double"),

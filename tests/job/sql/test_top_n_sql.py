@@ -13,6 +13,7 @@ from joinery_runtime.job import definition
 HOUR = {"tumbling": {"size": "1h"}}
 HIGHEST = [{"expression": "orders.amount", "direction": "desc"}]
 PER_HOUR = "TUMBLE(ts, INTERVAL '1' HOUR)"
+TRUNCATED = "DATE_TRUNC('hour', ts)"
 PER_LOCAL_DAY = "TUMBLE(ts, INTERVAL '1' DAY, 'Europe/Zurich')"
 FLINK = "TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), INTERVAL '1' HOUR))"
 OVER = f"ROW_NUMBER() OVER (PARTITION BY currency, {PER_HOUR} ORDER BY amount DESC)"
@@ -37,6 +38,9 @@ SAME: list[tuple[str, dict[str, Any], list[dict[str, str]]]] = [
      {"window": {"hopping": {"slide": "10m", "size": "1h"}}}, ID),
     (f"SELECT id FROM orders QUALIFY {OVER.replace('TUMBLE(ts', 'CUMULATE(ts, INTERVAL 10 MINUTES')} <= 3",
      {"window": {"cumulative": {"step": "10m", "size": "1h"}}}, ID),
+    (f"SELECT id FROM orders QUALIFY {OVER.replace(PER_HOUR, TRUNCATED)} <= 3", {}, ID),
+    (f"SELECT id FROM orders QUALIFY {OVER.replace(PER_HOUR, 'CAST(ts AS DATE)')} <= 3",
+     {"window": {"tumbling": {"size": "24h"}}}, ID),
     (f"SELECT id FROM orders QUALIFY {OVER.replace(PER_HOUR, PER_LOCAL_DAY)} <= 3",
      {"window": {"tumbling": {"size": "24h", "timeZone": "Europe/Zurich"}}}, ID),
     # the first row of each window by event time is no repeat of a row, which the window bounds
@@ -121,6 +125,12 @@ def sums_and(number: str) -> str:
 
 
 BY_REVENUE = over("revenue DESC")
+WINDOW = "OVER (PARTITION BY window_start, window_end)"
+SUM_OF_AMOUNT = {"function": "sum", "column": "orders.amount", "as": "SUM(amount)"}
+TOTAL = {"function": "sum", "column": "SUM(amount)", "as": f"SUM(SUM(amount)) {WINDOW}"}
+SHARE = {"expression": f'"SUM(amount)" / "{TOTAL["as"]}"', "as": "share"}
+HIGHEST_TOTAL = {"function": "max", "column": "revenue", "as": f"MAX(SUM(amount)) {WINDOW}"}
+NO_ORDER = {"orderBy": None, "rows": None}
 SAME_GROUPS: list[tuple[str, dict[str, Any], list[dict[str, str]]]] = [
     (f"{SUMS} QUALIFY {BY_REVENUE} <= 3", {}, OWN),
     (f"{sums_and(BY_REVENUE)} QUALIFY rn <= 3", {}, [*OWN, NUMBER]),
@@ -145,6 +155,22 @@ SAME_GROUPS: list[tuple[str, dict[str, Any], list[dict[str, str]]]] = [
     (f"SELECT currency, revenue, {over('revenue DESC', 'currency, window_end')} * 2 AS twice FROM ({SUMS}) "
      f"QUALIFY {over('revenue DESC', 'currency, window_end')} <= 3",
      {"by": ["currency"]}, [OWN[0], OWN[3], {"expression": "row_number * 2", "as": "twice"}]),
+    (f"{SUMS} QUALIFY {BY_REVENUE} <= 3 AND revenue > 5", {"having_ranked": "revenue > 5"}, OWN),
+    # totals
+    (f"SELECT currency, revenue / SUM(revenue) {WINDOW} AS share, SUM(revenue) {WINDOW} AS total FROM ({SUMS})",
+     {**NO_ORDER, "aggregates": [SUM_OF_AMOUNT], "totals": [TOTAL]},
+     [OWN[0], SHARE, {"column": TOTAL["as"], "as": "total"}]),
+    (f"SELECT currency, COUNT(*) OVER (PARTITION BY currency, window_end) AS n, revenue FROM ({SUMS})",
+     {**NO_ORDER, "by": ["currency"], "totals": [{"function": "count", "as": "n"}]}, [OWN[0], {"column": "n"}, OWN[3]]),
+    (f"SELECT currency, revenue FROM ({SUMS}) QUALIFY revenue = MAX(revenue) {WINDOW} AND currency <> 'x'",
+     {**NO_ORDER, "totals": [HIGHEST_TOTAL],
+      "having_ranked": f"(revenue = \"{HIGHEST_TOTAL['as']}\") AND (currency <> 'x')"},
+     [OWN[0], OWN[3]]),
+    (f"SELECT currency, share FROM (SELECT currency, revenue / SUM(revenue) {WINDOW} AS share, {BY_REVENUE} AS rn FROM "
+     f"({SUMS})) WHERE rn <= 3 AND share > 0.1",
+     {"aggregates": [SUM_OF_AMOUNT], "orderBy": [{"expression": '"SUM(amount)"', "direction": "desc"}],
+      "totals": [TOTAL], "having_ranked": f"({SHARE['expression']}) > 0.1"},
+     [OWN[0], SHARE]),
 ]  # fmt: skip
 
 
@@ -158,7 +184,9 @@ def test_groups_are_ranked_as_top_n_beside_aggregate(
         "aggregates": [{"function": "sum", "column": "orders.amount", "as": "revenue"}],
         **{name: value for name, value in fields.items() if name in {"aggregates", "having"}},
     }
-    rule = OF_GROUPS | {name: value for name, value in fields.items() if name not in aggregate}
+    rule = OF_GROUPS | {name: value for name, value in fields.items() if name not in {*aggregate, "having_ranked"}}
+    rule |= {"having": fields["having_ranked"]} if "having_ranked" in fields else {}
+    rule = {name: value for name, value in rule.items() if value is not None}
     job, yaml = load(inputs=[ORDERS], sql=sql), load(inputs=[ORDERS], aggregate=aggregate, topN=rule, select=select)
     assert compile_job(job) == compile_job(yaml)
     assert definition(job) == definition(yaml)
@@ -217,12 +245,23 @@ BAD_GROUPS: list[tuple[str, str]] = [
     (f"{SUMS} QUALIFY {over('revnue')} <= 3", "no input has a column 'revnue'"),
     (f"{SUMS} QUALIFY {BY_REVENUE.replace('ROW_NUMBER', 'RANK')} <= 3",
      "write ROW_NUMBER(), which gives each row its own (rule R2)"),
-    (f"{SUMS} QUALIFY {BY_REVENUE} <= 3 AND revenue > 5", "by its number and the columns of PARTITION BY"),
     (f"{SUMS} QUALIFY {over('revenue', 'window_end, UPPER(currency)')} <= 3",
      "write it into GROUP BY as well, or leave it out"),
     (f"SELECT currency, {over('COUNT(*)')} AS rn\nFROM orders {GROUPS}",
      "line 1, column 18, `ROW_NUMBER() OVER (PARTITION BY window_start, window_end ORDER BY COUNT(*)) A...`: the "
      "number says nothing without a condition on it; write QUALIFY rn <= 10, or WHERE rn <= 10 around this SELECT"),
+    (f"SELECT currency, SUM(revenue) OVER (PARTITION BY currency) AS t FROM ({SUMS})",
+     "a total over all windows would never be complete (rule R9); write window_start, window_end into PARTITION BY"),
+    (f"SELECT currency, SUM(revenue) OVER (PARTITION BY window_end ORDER BY revenue) AS t FROM ({SUMS})",
+     "write SUM(SUM(amount)) OVER (PARTITION BY window_start, window_end)"),
+    (f"SELECT currency, SUM(revenue * 2) {WINDOW} AS t FROM ({SUMS})", "write a SELECT around the one with GROUP BY"),
+    (f"SELECT currency, COUNT(revenue) {WINDOW} AS t FROM ({SUMS})", "write COUNT(*) OVER (...)"),
+    (f"SELECT currency, LAG(revenue) {WINDOW} AS t FROM ({SUMS})", "SUM, AVG, MIN, MAX and COUNT(*) alone"),
+    (f"SELECT currency, SUM(revenue) {WINDOW} AS t, MAX(revenue) OVER (PARTITION BY window_end, currency) AS m FROM "
+     f"({SUMS})", "the totals are of different groups"),
+    (f"SELECT currency, SUM(revenue) OVER (PARTITION BY window_end, currency) AS t FROM ({SUMS}) "
+     f"QUALIFY {BY_REVENUE} <= 3", "write the same PARTITION BY, or let a second job number them"),
+    (f"SELECT currency, SUM(revenue) {WINDOW} FROM ({SUMS})", "write <expression> AS <name>"),
     (f"SELECT currency, RANK() OVER (ORDER BY n) AS rn FROM orders {GROUPS}", "RANK gives equal rows one number"),
     (f"SELECT currency, row_number AS rn FROM orders {GROUPS}", "no input has a column 'row_number'"),
     (f"SELECT MAX(revenue) AS most FROM ({SUMS} QUALIFY {BY_REVENUE} <= 3) GROUP BY window_start, window_end",
@@ -283,6 +322,8 @@ BAD: list[tuple[str, str]] = [
     (numbered(where="rn > 1"), "write <= 10, select the number, and leave them out where the rows are read"),
     (numbered(where="rn BETWEEN 2 AND 3"), "rows before number 2 have to be emitted too; write <= 3"),
     (numbered(where="rn < 1"), "no row has such a number"),
+    ("SELECT id FROM (SELECT id, LAG(amount) OVER (PARTITION BY currency ORDER BY ts) AS b FROM orders) WHERE b < 1",
+     "for the nearest other row of the key, or NULL, write FROM orders a LEFT JOIN orders b"),
     (numbered(where="rn <= 20000"), "at most 10,000 rows of each key and window"),
     (numbered(where="rn <= amount"), "is compared with whole numbers alone"),
     (numbered(where="rn <= 3", select="rn * 2 AS r"), "write ROW_NUMBER() OVER (...) AS y and QUALIFY y <= 10"),

@@ -8,10 +8,12 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cmp_to_key
 from math import isnan
+from statistics import fmean
 from typing import Any
 
 from joinery_devkit.oracle.horizons import UNKNOWN, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
+from joinery_devkit.oracle.model import FILTERED_ROWS
 from joinery_devkit.oracle.rows import END, Row, Selection, Values, comparable, selected
 from joinery_devkit.oracle.windowed import Span, own_span, spans_of
 from joinery_runtime.job import StreamJoin
@@ -42,14 +44,22 @@ class TopNShape:
 
     def ranked(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows of a key and window in their order (R2), as many as the job emits."""
-        return sorted(rows, key=cmp_to_key(self._compare))[: self.rule.count]
+        return sorted(rows, key=cmp_to_key(self._compare))[: self.rule.rows]
 
-    def output(self, row: Row, span: Span, number: int) -> dict[str, Any]:
+    def values_of_totals(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return the values over all rows of a key and window (R9)."""
+        return {}
+
+    def output(self, row: Row, span: Span, number: int, totals: Values) -> dict[str, Any]:
         own = {"window_start": span[0], "window_end": span[1], "row_number": number}
         return {
             column.name: own[column.step_column or ""] if column.source is None else row.values[column.source.column]
             for column in self.job.output_columns
         }
+
+    def is_emitted(self, row: Row, totals: Values) -> bool:
+        """Say whether the row meets the condition of the ranking, if it has one (R9)."""
+        return True
 
     def _compare(self, left: Row, right: Row) -> int:
         for item in self.rule.order:
@@ -90,16 +100,31 @@ class TopOfRowsShape(TopNShape):
 class TopOfWindowsShape(TopNShape):
     """Rows of an aggregate (R6), which are in the windows from which they come. Rows that are equal in `orderBy` are in
     the order of their values. `selection` is as in `WindowShape`; none of its functions fails, and rows may be ranked
-    by them."""
+    by them. `having` is the condition of the ranking in Python, on a row's columns and totals."""
 
     selection: Selection | None = None
+    having: Callable[[Values], bool | None] | None = None
+
+    def is_emitted(self, row: Row, totals: Values) -> bool:
+        return self.having is None or self.having({**row.values, **totals}) is True
 
     def spans(self, ts: int) -> list[Span]:
         assert self.job.last_aggregation is not None, "an aggregate makes the rows"
         return own_span(spans_of(self.job.last_aggregation.window, ts), ts)
 
-    def output(self, row: Row, span: Span, number: int) -> dict[str, Any]:
-        columns = {**row.values, "row_number": number}
+    def values_of_totals(self, rows: Sequence[Row]) -> dict[str, Any]:
+        value_of_total: dict[str, Any] = {}
+        for total in self.rule.totals or ():
+            of_rows = [] if total.column is None else [row.values[total.column] for row in rows]
+            present = [value for value in of_rows if value is not None]
+            functions: dict[str, Callable[[list[Any]], Any]] = {"sum": sum, "avg": fmean, "min": min, "max": max}
+            value_of_total[total.as_] = functions[total.function](present) if present else None
+            if total.function == "count":
+                value_of_total[total.as_] = len(rows)
+        return value_of_total
+
+    def output(self, row: Row, span: Span, number: int, totals: Values) -> dict[str, Any]:
+        columns = {**row.values, "row_number": number, **totals}
         return columns if self.selection is None else selected(self.selection, columns)[0]
 
     def value(self, row: Row, name: str) -> Any:
@@ -133,11 +158,15 @@ class TopNOracle:
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
         """Replays one epoch, like `Oracle.epoch`."""
         self._closed = max(self._closed, as_time(watermarks[self._input]) - self._shape.rule.allowed_lateness)
-        emitted: list[dict[str, Any]] = []
+        emitted, dropped = list[dict[str, Any]](), Counter[str]()
         for cell in [cell for cell in self._rows if cell[1][1] <= self._closed]:  # R3
-            ranked = self._shape.ranked(self._rows.pop(cell))
-            emitted += [self._shape.output(row, cell[1], number) for number, row in enumerate(ranked, start=1)]
-        dropped: Counter[str] = Counter()
+            rows_of_cell = self._rows.pop(cell)
+            totals = self._shape.values_of_totals(rows_of_cell)
+            for number, row in enumerate(self._shape.ranked(rows_of_cell), start=1):
+                if self._shape.is_emitted(row, totals):
+                    emitted.append(self._shape.output(row, cell[1], number, totals))
+                else:
+                    dropped[FILTERED_ROWS] += 1
         for row in rows.get(self._input, ()):
             if self._shape.where is not None and self._shape.where(row.values) is not True:
                 dropped["filtered"] += 1

@@ -629,6 +629,10 @@ CASES: dict[str, list[Case]] = {
         Case("TIMESTAMPDIFF(MONTH, a, b)", ("timestamp", "timestamp"), None, _whole_months),
         Case("TIMESTAMPDIFF(YEAR, a, b)", ("timestamp", "timestamp"), None, lambda a, b: int(_whole_months(a, b) / 12)),
     ],
+    "EPOCH": [
+        Case("EPOCH(a - b)", ("timestamp", "timestamp"), "(epoch_ms(a) - epoch_ms(b)) / 1000"),
+        Case("EXTRACT(EPOCH FROM (a - b))", ("timestamp", "timestamp"), "(epoch_ms(a) - epoch_ms(b)) / 1000"),
+    ],
     "DATEDIFF": [Case("DATEDIFF(a, b)", ("timestamp", "timestamp"), "date_diff('day', b, a)")],
     "DATE_ADD": [
         Case(

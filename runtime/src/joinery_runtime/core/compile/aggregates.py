@@ -29,7 +29,7 @@ from joinery_runtime.job import Aggregate, Input, SessionWindow, StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow
 from joinery_runtime.job.kinds.base import part_behind
-from joinery_runtime.job.kinds.ranking import TopN
+from joinery_runtime.job.kinds.ranking import TopN, WindowTotal
 from joinery_runtime.job.kinds.session.sessions import ComputedColumn, has_order, takes, takes_text
 from joinery_runtime.job.model.references import (
     RANK_COLUMNS,
@@ -188,8 +188,13 @@ def _columns_read_by_top(
         if column.expression is not None:
             with errors_at(job, select_path(number)):
                 read |= {ref.column for ref in parse_expression(aggregation.over_rows(column.expression)).columns}
+    if top.having is not None:
+        with errors_at(job, f"spec.{top.field}.having"):
+            read |= {ref.column for ref in parse_expression(top.having).columns}
     sorted_by = {ref.column for expression in sort_expressions for ref in expression.columns}
-    return {*top.keys, *sorted_by, *(read - {*RANK_COLUMNS})}
+    totals = {total.as_: total.column for total in top.totals or ()}
+    added_up = {column for column in totals.values() if column is not None}
+    return {*top.keys, *sorted_by, *added_up, *(read - {*RANK_COLUMNS, *totals})}
 
 
 def _top_step(
@@ -217,7 +222,13 @@ def _top_step(
     side = SideSpec(part_behind(top.field, number), rows.inputs, rows.time, intake, flags=True)
     names = {column: name for name, column in aggregation.columns_by_name.items()}
     window_times = arrow_type(job.window_times)
-    added = [*(pa.field(name, window_times) for name in WINDOW_COLUMNS), pa.field(ROW_NUMBER, pa.int64())]
+    calls = tuple(total_call(job, top, number, total, schema) for number, total in enumerate(top.totals or ()))
+    types = {call.name: accumulator(call).result_type for call in calls}
+    added = [
+        *(pa.field(name, window_times) for name in WINDOW_COLUMNS),
+        pa.field(ROW_NUMBER, pa.int64()),
+        *(pa.field(name, kind) for name, kind in types.items()),
+    ]
     readable = pa.schema([*added, *(field for field in schema if field.name not in RANK_COLUMNS)])
     output = []
     for number_in_select, column in enumerate(job.output_columns):
@@ -226,12 +237,31 @@ def _top_step(
             with errors_at(job, select_path(number_in_select)):
                 expression = parse_expression(aggregation.over_rows(column.expression))
                 output.append(OutputColumn(column.name, column_type(expression, {"": readable}), expression=expression))
+        elif written in types:
+            output.append(OutputColumn(column.name, types[written], step_column=written))
         elif written in RANK_COLUMNS:
             output.append(OutputColumn(column.name, arrow_type(column.type or job.window_times), step_column=written))
         else:
             output.append(OutputColumn(column.name, schema.field(names[written]).type, column=names[written]))
-    kind_of_rows = kind.of(top, sort_expressions, cast(AlignedWindow, aggregation.form))
-    return StepSpec(number, (side,), kind_of_rows, None, tuple(output), window_times=window_times)
+    kind_of_rows = kind.of(top, sort_expressions, cast(AlignedWindow, aggregation.form), calls)
+    having = None
+    if top.having is not None:
+        with errors_at(job, f"spec.{top.field}.having"):
+            having = parse_expression(top.having)
+            check_predicate(having, {"": readable})
+    return StepSpec(number, (side,), kind_of_rows, None, tuple(output), filter=having, window_times=window_times)
+
+
+def total_call(job: StreamJoin, top: TopN, number: int, total: WindowTotal, rows: pa.Schema) -> AggregateCall:
+    """Return the call of a total over the rows of a window (R9)."""
+    if total.column is None:
+        return AggregateCall(total.function, total.as_)
+    kind = rows.field(total.column).type
+    if not takes(total.function, type_name(kind) or ""):
+        facts = f"{total.function} takes {takes_text(total.function)}, and {total.column!r} is {kind}"
+        path = f"spec.{top.field}.totals[{number}].column"
+        raise error_at(job, path, f"{facts}; choose another function or column")
+    return AggregateCall(total.function, total.as_, total.column, kind)
 
 
 # --- an aggregate -----------------------------------------------------------------------------------------------------

@@ -84,10 +84,15 @@ class Ranking(StepOperator):
     @classmethod
     @abstractmethod
     def of(
-        cls, ranking: RankingKind, expressions: tuple[Expression, ...], of_windows: AlignedWindow | None = None, /
+        cls,
+        ranking: RankingKind,
+        expressions: tuple[Expression, ...],
+        of_windows: AlignedWindow | None = None,
+        totals: tuple[AggregateCall, ...] = (),
+        /,
     ) -> Self:
         """Return the kind as the job asks for it, with its compiled `expressions`. `of_windows`: an aggregate with
-        these windows makes the rows."""
+        these windows makes the rows, over which `totals` are computed."""
 
     def flagged_rows_leave(self, step: StepSpec) -> bool:
         return True

@@ -14,6 +14,7 @@ from typing import ClassVar, Self, cast
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.core.aggregates import AggregateCall
 from joinery_runtime.core.kinds.base import Ranking, lowest_of_left
 from joinery_runtime.core.kinds.cells import cut_by_hash
 from joinery_runtime.core.kinds.grouping import order_by_key, reachable_positions
@@ -83,7 +84,12 @@ class Deduplicate(Ranking):
 
     @classmethod
     def of(
-        cls, ranking: RankingKind, _expressions: tuple[Expression, ...], _of_windows: AlignedWindow | None = None, /
+        cls,
+        ranking: RankingKind,
+        _expressions: tuple[Expression, ...],
+        _of_windows: AlignedWindow | None = None,
+        _totals: tuple[AggregateCall, ...] = (),
+        /,
     ) -> Self:
         written = cast(Deduplication, ranking)
         return cls(written.within, written.keep == "last", written.allowed_lateness, written.late_data == "dlq")

@@ -6,8 +6,8 @@ A `Selection` is some rows of a batch. Two of the same length are pairs; one and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 
 import numpy as np
@@ -55,12 +55,13 @@ class Pairs:
     """n pairs of a left and a right row, or n padded rows of one side (the other is None).
 
     `windows`, for window steps, are the starts and the ends (int64[n] each) of their windows, and of ranked rows their
-    numbers.
+    numbers. `totals` are further columns of ranked rows (n values each), by their names (R9).
     """
 
     left: Selection | None
     right: Selection | None
     windows: tuple[np.ndarray, ...] | None = None
+    totals: Mapping[str, pa.Array] = field(default_factory=dict)
 
     @classmethod
     def of(cls, side: int, own: Selection, other: Selection | None) -> Pairs:
@@ -76,7 +77,8 @@ class Pairs:
     def where(self, chosen: np.ndarray) -> Pairs:
         left, right = (s.where(chosen) if s is not None else None for s in (self.left, self.right))
         windows = tuple(values[chosen] for values in self.windows) if self.windows is not None else None
-        return Pairs(left, right, windows)
+        totals = {name: values.take(pa.array(np.arange(len(self))[chosen])) for name, values in self.totals.items()}
+        return Pairs(left, right, windows, totals)
 
 
 def cut_pairs(step: StepSpec, pairs: Pairs) -> Iterator[Pairs]:
@@ -189,6 +191,8 @@ def resolve(step: StepSpec, pairs: Pairs, ref: ColumnRef) -> pa.Array:
     if not ref.input and ref.column in RANK_COLUMNS:
         kind = step.window_times if ref.column in WINDOW_COLUMNS else pa.int64()
         return _window_column(step, pairs, ref.column, kind)
+    if not ref.input and ref.column in pairs.totals:
+        return pairs.totals[ref.column]
     side, name = step.locate_column(ref)
     return _column(step, pairs, side, name)
 
@@ -211,6 +215,8 @@ def project(
             columns.append(computed[output.name].values.cast(output.type))
         elif output.step_column is None:
             columns.append(_column(step, pairs, output.side, output.column))
+        elif output.step_column in pairs.totals:
+            columns.append(pairs.totals[output.step_column].cast(output.type))
         else:
             columns.append(_window_column(step, pairs, output.step_column, output.type))
     rows = pa.record_batch(columns, schema=step.output_schema())

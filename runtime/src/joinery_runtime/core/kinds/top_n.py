@@ -1,4 +1,4 @@
-"""Ranks the rows of one side: of each key and window, emits those that come first in an order (rules R1 to R8).
+"""Ranks the rows of one side: of each key and window, emits those that come first in an order (rules R1 to R9).
 
 A row is kept in the pane (`Windows.pane`) that holds its event time. A row that so many others of its key and pane
 precede as the job emits is never one of the first of a window, because each window holds a pane whole or not at all. So
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from joinery_runtime.core.aggregates import AggregateCall, Groups, accumulator
 from joinery_runtime.core.kinds.aligned import ByWindows, LastEnd, Windows
 from joinery_runtime.core.kinds.base import Ranking
 from joinery_runtime.core.kinds.cells import Bounds, Numbers, concat_selections, cut_by_hash, cut_by_window, within
@@ -25,6 +26,7 @@ from joinery_runtime.core.kinds.rows import (
     Pairs,
     ReplaceableRows,
     Selection,
+    apply_filter,
     as_segment,
     cut_pairs,
     gather,
@@ -71,8 +73,9 @@ class FirstRows(ByWindows, Ranking):
     written_as: ClassVar[tuple[type[RankingKind], ...]] = (TopN,)
 
     windows: Windows
-    rows: int
+    rows: int | None
     order: tuple[SortKey, ...]
+    totals: tuple[AggregateCall, ...] = ()
     allowed_lateness: int = 0
     late_to_dead_letters: bool = False
     retention: tuple[Retention, ...] = field(init=False, repr=False, compare=False)
@@ -84,7 +87,12 @@ class FirstRows(ByWindows, Ranking):
 
     @classmethod
     def of(
-        cls, ranking: RankingKind, expressions: tuple[Expression, ...], of_windows: AlignedWindow | None = None, /
+        cls,
+        ranking: RankingKind,
+        expressions: tuple[Expression, ...],
+        of_windows: AlignedWindow | None = None,
+        totals: tuple[AggregateCall, ...] = (),
+        /,
     ) -> Self:
         written = cast(TopN, ranking)
         order = (
@@ -94,8 +102,9 @@ class FirstRows(ByWindows, Ranking):
         windows = Windows.of(written.form if of_windows is None else of_windows)
         return cls(
             replace(windows, of_windows=of_windows is not None),
-            written.count,
+            written.rows,
             tuple(order),
+            totals,
             allowed_lateness=written.allowed_lateness,
             late_to_dead_letters=written.late_data == "dlq",
         )
@@ -121,6 +130,7 @@ class FirstRows(ByWindows, Ranking):
             dropped=({"late": late} if late else {},),
             lookups=(0 if rows is None else rows.num_rows,),
             failed=failures.count,
+            filtered=failures.filtered,
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
@@ -148,7 +158,8 @@ class FirstRows(ByWindows, Ranking):
             bounds = within(self.windows.numbers_of(rows.column(TS).to_numpy()), closing)
             for numbers in cut_by_window([bounds]):
                 for pairs in cut_pairs(step, ranked.first_of_windows(bounds, numbers)):
-                    yield project(step, pairs, failures, ordered=ordered, arrived=None)
+                    shown = apply_filter(step, pairs, failures)
+                    yield project(step, shown, failures, ordered=ordered, arrived=None)
 
     def _add(
         self, step: StepSpec, arrivals: pa.RecordBatch, stored: ReplaceableRows, failures: PairFailures
@@ -173,7 +184,7 @@ class _RankedRows:
     computed, and is NULL."""
 
     def __init__(self, kind: FirstRows, side: SideSpec, rows: pa.RecordBatch) -> None:
-        self._kind, self._rows = kind, rows
+        self._kind, self._side, self._rows = kind, side, rows
         everything = Selection(rows, np.arange(rows.num_rows))
 
         def column(ref: ColumnRef) -> pa.Array:
@@ -187,8 +198,10 @@ class _RankedRows:
         self._sorted_by = [*ranks, self._ts, *tie_breakers(side, rows)]
 
     def first_of_panes(self) -> np.ndarray:
-        """bool[n]: the rows that are among the first of their key and pane."""
-        order, numbers = self._rank(np.arange(self._rows.num_rows), self._kind.windows.pane_starts(self._ts))
+        """bool[n]: the rows that are among the first of their key and pane; all, if totals are of all rows."""
+        if self._kind.rows is None or self._kind.totals:
+            return np.ones(self._rows.num_rows, dtype=bool)
+        order, numbers, _ = self._rank(np.arange(self._rows.num_rows), self._kind.windows.pane_starts(self._ts))
         first = np.zeros(len(order), dtype=bool)
         first[order] = numbers <= self._kind.rows
         return first
@@ -197,18 +210,31 @@ class _RankedRows:
         """Return the first rows of each key in each of the windows `numbers`, with the times of the window and the
         number of the row. `bounds` are the first and the last window of each row."""
         member, window = self._kind.windows.expand(within(bounds, numbers))
-        order, row_numbers = self._rank(member, window)
-        chosen = row_numbers <= self._kind.rows
+        order, row_numbers, starts = self._rank(member, window)
+        totals = self.totals_of(member[order], Groups(starts, len(order))) if len(order) else {}
+        chosen = np.ones(len(order), dtype=bool) if self._kind.rows is None else row_numbers <= self._kind.rows
+        totals = {name: values.filter(pa.array(chosen)) for name, values in totals.items()}
         order, row_numbers = order[chosen], row_numbers[chosen]
         times = self._kind.windows.starts(window[order]), self._kind.windows.ends(window[order])
         in_years = (np.clip(time, EVENT_TIME_MIN, EVENT_TIME_MAX) for time in times)
-        return Pairs(Selection(self._rows, member[order]), None, (*in_years, row_numbers))
+        return Pairs(Selection(self._rows, member[order]), None, (*in_years, row_numbers), totals)
 
-    def _rank(self, member: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return an order (int64[m]) of the rows `member` (int64[m]) by key, `group` (int64[m]) and rank, and int64[m]:
-        the number of each in its key and group, from 1 on, in this order."""
+    def totals_of(self, member: np.ndarray, groups: Groups) -> dict[str, pa.Array]:
+        """Return the value of each total for each of the rows `member` (int64[m]), which `groups` are made of."""
+        totals, rows = dict[str, pa.Array](), Selection(self._rows, member)
+        for call in self._kind.totals:
+            accumulated = accumulator(call)
+            values = gather(self._side, rows, call.column) if call.column else None
+            result = accumulated.result(accumulated.fold(values, self._ts[member], groups))
+            totals[call.name] = result.take(pa.array(groups.number))
+        return totals
+
+    def _rank(self, member: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return an order (int64[m]) of the rows `member` (int64[m]) by key, `group` (int64[m]) and rank, int64[m]: the
+        number of each in its key and group, from 1 on, in this order, and where keys and groups begin in it."""
         keys = [key.take(pa.array(member)) for key in self._keys]
         sorted_by = (values[member] for values in self._sorted_by)
         order, begins = order_by_key(self._hashes[member], keys, group, *sorted_by)
         starts = np.flatnonzero(begins | changes(group[order]))
-        return order, np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order)))) + 1
+        numbers = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order)))) + 1
+        return order, numbers, starts

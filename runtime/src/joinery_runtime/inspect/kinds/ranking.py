@@ -1,4 +1,4 @@
-"""What is said about steps that emit some of their rows: deduplication (rules D1 to D5) and top-N (rules R1 to R8)."""
+"""What is said about steps that emit some of their rows: deduplication (rules D1 to D5) and top-N (rules R1 to R9)."""
 
 from __future__ import annotations
 
@@ -99,14 +99,17 @@ class TopNDescription(RankingDescription[FirstRows]):
 
     def next_epoch_text(self, side: int, horizons: Horizons) -> str:
         at = format_time(horizons[self.step.sides[side].part].current)
-        return f"emits the first {counted(self.kind.rows, 'row')} of windows that end at {at} or before"
+        rows = "all rows" if self.kind.rows is None else f"the first {counted(self.kind.rows, 'row')}"
+        return f"emits {rows} of windows that end at {at} or before"
 
     def eviction_condition(self, row: AcceptedRow, epoch_times: EpochTimes) -> str:
         return f"{self._until(row, epoch_times)}, or earlier if others displace it"
 
     def status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
         if row.flagged:
-            words = f"{counted(self.kind.rows, 'row')} of its key and window precede it"
+            words = f"{counted(self.kind.rows or 0, 'row')} of its key and window precede it"
+        elif self.kind.rows is None:
+            words = f"waits for its window; goes when {self._until(accepted(row), epoch_times)}"
         else:
             words = f"one of the first so far; goes when {self._until(accepted(row), epoch_times)}"
         fields: Mapping[str, Any] = {

@@ -89,6 +89,7 @@ FIELDS: Mapping[Place, Schema] = {
     **{(kind, "by"): {"x-kubernetes-list-type": "set", "maxItems": 64} for kind in RANKING_KINDS},
     **{(kind, "of"): {"maxLength": 253} for kind in RANKING_KINDS},
     (TopN, "orderBy"): {"maxItems": 64},
+    (TopN, "totals"): {"maxItems": 64},
     (RankOrder, "expression"): {"maxLength": _LONG_TEXT},
     (SessionWindowSpec, "groupBy"): {"x-kubernetes-list-type": "set", "maxItems": 64},
     (SessionWindowSpec, "compute"): {**list_map("as"), "maxItems": 256},

@@ -15,6 +15,7 @@ from joinery_runtime.job.kinds.ranking import (
     LATE_BEFORE,
     NO_LATE_ROW_TO_RANK,
     NO_SESSIONS,
+    OF_AGGREGATE,
     RANKING_KINDS,
     STAYS,
     Deduplication,
@@ -33,7 +34,7 @@ from joinery_runtime.job.model.draft import (
     padded_inputs,
     repeats,
 )
-from joinery_runtime.job.model.expression_rules import expression_of_windows
+from joinery_runtime.job.model.expression_rules import expression_of_windows, list_facts
 from joinery_runtime.job.model.output_rules import changelog_sources, late_without_dead_letters
 from joinery_runtime.job.model.references import ROW_NUMBER
 from joinery_runtime.job.model.wording import either, listed, suggestion
@@ -213,11 +214,16 @@ def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
     for kind in named:
         at: Loc = ("spec", kind.field)
         for name, text in kind.missing.items():
-            is_optional = aggregated and "aggregate" in kind.missing_unless.get(name, ())
+            alternatives = kind.missing_unless.get(name, ())
+            is_optional = aggregated and "aggregate" in alternatives
+            is_optional |= "topN.totals" in alternatives and dig(draft.data, "spec", TopN.field, "totals") is not None
             if not is_optional and dig(draft.data, *at, name) is None:
                 yield (*at, name), f"is missing: {text}"
         if aggregated and kind is TopN:
             continue
+        yield from (
+            ((*at, name), text) for name, text in OF_AGGREGATE.items() if dig(draft.data, *at, name) is not None
+        )
         yield from _check_ranked_keys((*at, "by"), draft, _emitted_columns(draft), "write <input>.<column>, of")
         yield from _check_ranked_order(draft, (*at, "orderBy"))
         yield from _check_own_window(draft, (*at, "window"))
@@ -249,6 +255,7 @@ def _check_top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
         facts = f"topN numbers the rows, and {ROW_NUMBER!r} is already a column of the aggregate (rule R6)"
         yield at, f"{facts}; give that column another name, with `as` or `compute`"
     yield from _check_ranked_keys((*at, "by"), aggregate, columns, "columns are")
+    yield from _check_totals((*at, "totals"), aggregate, columns)
     lists = aggregate.lists_of_rows
     chosen = items(data, "spec", "select")
     named = [dig(item, "as") for item in chosen if dig(item, "expression") is not None]
@@ -258,6 +265,33 @@ def _check_top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
         if isinstance(text, str):
             written_at = (*at, "orderBy", i, "expression")
             yield from expression_of_windows(written_at, text, "expression", ranked, aggregate.row_words, lists=lists)
+    condition = dig(data, *at, "having")
+    if isinstance(condition, str):
+        emitted = aggregate.numbered().columns_of_rows
+        yield from expression_of_windows(
+            (*at, "having"), condition, "condition", emitted, aggregate.row_words, lists=lists
+        )
+
+
+def _check_totals(
+    at: Loc, aggregate: GroupedDraft, columns: Mapping[str, ColumnType | None] | None
+) -> Iterator[Finding]:
+    """Check the totals over rows that have these `columns` (None: unknown), except for types (R9)."""
+    totals = items(aggregate.data, *at)
+    for i, name in repeats([dig(total, "as") for total in totals]):
+        yield (*at, i, "as"), f"names column {name!r} twice; give one another name"
+    for i, total in enumerate(totals):
+        function, column, name = (dig(total, field) for field in ("function", "column", "as"))
+        if columns is not None and isinstance(name, str) and name in {*columns, ROW_NUMBER}:
+            yield (*at, i, "as"), f"{name!r} is already a column of the rows; give it another name"
+        if (function == "count") != (column is None):
+            todo = "drop column" if function == "count" else "name the column of the rows whose values count"
+            yield (*at, i, "column"), f"count counts rows, and other functions take a column; {todo}"
+        elif columns is not None and isinstance(column, str) and column not in columns:
+            facts = f"{column!r} is no column of the rows{suggestion(column, columns)}"
+            yield (*at, i, "column"), f"{facts}; columns are {listed(columns)}"
+        elif column in aggregate.lists_of_rows:
+            yield (*at, i, "column"), f"{list_facts(column)}; choose another column"
 
 
 def _check_ranked_keys(

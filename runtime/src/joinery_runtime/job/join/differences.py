@@ -140,7 +140,7 @@ def _compare_behind_joins(old: Signed, new: Signed) -> Iterator[str]:
             yield f"{kind.field}.by was {keys[0]}, it is now {keys[1]}"
         for field, words in kind.fixed.items():
             if was.get(field) != now.get(field):
-                yield f"{words} was {kind.signed_text(was[field])}, it is now {kind.signed_text(now[field])}"
+                yield f"{words} was {kind.signed_text(was.get(field))}, it is now {kind.signed_text(now.get(field))}"
         yield from _compare_types(was["stored"], now["stored"], "")
 
 

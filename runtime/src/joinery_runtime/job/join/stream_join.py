@@ -120,6 +120,8 @@ class StreamJoin(JoinPipeline):
             columns = {field.name: field for field in fields.values()}
         if self.top_of_windows is not None:
             fields[ROW_NUMBER] = self._window_column(ROW_NUMBER, ROW_NUMBER)
+            for total in self.top_of_windows.totals or ():
+                fields[total.as_] = OutputField(total.as_, step_column=total.as_)
         chosen = [
             replace(fields[item.column], name=item.as_ or fields[item.column].name)
             if item.column is not None

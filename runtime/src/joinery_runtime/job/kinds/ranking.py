@@ -1,6 +1,6 @@
 """Steps that emit some of the rows which the joins make, or an only input has: `spec.deduplicate`, of each key the
 first or the last row of a span of time (rules D1 to D5), and `spec.topN`, of each key and window the rows that come
-first in an order (rules R1 to R8). Beside `spec.aggregate`, `topN` ranks the rows of the aggregate (rule R6)."""
+first in an order (rules R1 to R9). Beside `spec.aggregate`, `topN` ranks the rows of the aggregate (rule R6)."""
 
 from __future__ import annotations
 
@@ -159,6 +159,21 @@ class RankOrder(Model):
         return f"{self.expression} {self.direction.upper()} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
 
 
+class WindowTotal(Model):
+    """A value over all rows of a key and window."""
+
+    function: Literal["sum", "avg", "min", "max", "count"]
+    """How the value is computed; NULLs are skipped, and `count` counts rows."""
+    column: Text | None = Field(default=None, examples=["revenue"])
+    """The column of the aggregate's rows, which all functions but `count` need."""
+    as_: Annotated[Text, Field(alias="as")] = Field(examples=["total"])
+    """The column's name."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.as_} = {self.function}({'*' if self.column is None else self.column})"
+
+
 class TopN(RankingKind):
     """Emits of each key and window the rows that come first in an order, once the window has ended. Without `window`,
     the rows are those of an aggregate, in its windows."""
@@ -168,6 +183,7 @@ class TopN(RankingKind):
     fixed: ClassVar[Mapping[str, str]] = {
         "orderBy": "the order of rows (orderBy)",
         "window": "the window",
+        "totals": "what is computed over all rows of a window (totals)",
     }
     shorter: ClassVar[str] = "shorten topN.window, or lower topN.rows"
     missing: ClassVar[Mapping[str, str]] = {
@@ -178,8 +194,8 @@ class TopN(RankingKind):
         "window: {tumbling: {size: 1h}}",
     }
     missing_unless: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "orderBy": ("sql",),
-        "rows": ("sql",),
+        "orderBy": ("sql", "topN.totals"),
+        "rows": ("sql", "topN.totals"),
         "window": ("aggregate", "sql"),
     }
     of_windows: ClassVar[Mapping[str, str]] = {
@@ -199,14 +215,20 @@ class TopN(RankingKind):
     """What rows are sorted by, the first one first. Rows that are equal in all of it are in the order of their event
     times."""
     rows: Annotated[int, Field(ge=1, le=MOST_RANKED_ROWS)] | None = Field(default=None, examples=[10])
-    """How many rows of each key and window are emitted, at most."""
+    """How many rows of each key and window are emitted, at most; with `totals` and without it, all."""
+    totals: Annotated[tuple[WindowTotal, ...], Field(min_length=1)] | None = Field(
+        default=None, examples=[[{"function": "sum", "column": "revenue", "as": "total"}]]
+    )
+    """Columns of values over all rows of a key and window, behind an `aggregate`."""
+    having: Text | None = Field(default=None, examples=["revenue > 0.2 * total"])
+    """A condition on the rows that would be emitted, their numbers and totals, behind an `aggregate`; rows for which
+    it is not true are not emitted, and are counted."""
     window: OwnWindow | None = Field(default=None, examples=[{"tumbling": {"size": "1h"}}])
     """The windows. Beside `aggregate` there is none: its rows are in windows."""
 
     @property
     def order(self) -> tuple[RankOrder, ...]:
-        assert self.order_by, "the rules see to it"
-        return self.order_by
+        return self.order_by or ()
 
     def ordered_by(self, expressions: Mapping[str, str]) -> TopN:
         """Return the ranking with these expressions in the place of their names."""
@@ -221,10 +243,9 @@ class TopN(RankingKind):
         return self.window.form
 
     @property
-    def count(self) -> int:
-        """How many rows of each key and window are emitted, at most."""
-        assert self.rows is not None, "the rules see to it"
-        return self.rows
+    def rows_text(self) -> str:
+        """How many rows of each key and window are emitted."""
+        return "all rows" if self.rows is None else f"the first {counted(self.rows, 'row')}"
 
     @property
     def expressions(self) -> Mapping[str, str]:
@@ -232,10 +253,14 @@ class TopN(RankingKind):
 
     def signed(self) -> dict[str, Any]:
         window = {} if self.window is None else {"window": {self.form.field: self.form.durations()}}
-        return {"orderBy": [item.text for item in self.order], "rows": self.count, **window}
+        # With totals, all rows of a window are kept, however many are emitted.
+        more = {"rows": self.rows} if self.totals is None else {"totals": [total.text for total in self.totals]}
+        return {"orderBy": [item.text for item in self.order], **more, **window}
 
     @classmethod
     def signed_text(cls, signed: Any) -> str:
+        if not signed:
+            return "none"
         if isinstance(signed, Mapping):
             return "; ".join(
                 f"{form} {', '.join(f'{name} {signed_window_text(name, value)}' for name, value in fields.items())}"
@@ -255,7 +280,12 @@ class TopN(RankingKind):
         return self.form.late_text(watermark, lateness)
 
     def lines(self, watermark: str, lateness: str) -> Iterator[tuple[str, str]]:
-        yield "order", ", ".join(item.text for item in self.order)
+        if self.order:
+            yield "order", ", ".join(item.text for item in self.order)
+        if self.totals is not None:
+            yield "totals", f"{', '.join(total.text for total in self.totals)}, over all rows of each key and window"
+        if self.having is not None:
+            yield "having", f"{self.having}; other rows are not emitted, and count as filtered_rows"
         pane = "window"
         if self.window is None:
             yield "windows", "those of the rows"
@@ -264,9 +294,12 @@ class TopN(RankingKind):
             pane = f"span of {format_duration(self.form.pane)}"
         yield (
             "emitted",
-            f"the first {counted(self.count, 'row')} of each window, when {watermark} >= its end + {lateness}",
+            f"{self.rows_text} of each window, when {watermark} >= its end + {lateness}",
         )
-        yield "kept", f"{counted(self.count, 'row')} of each key and {pane}; others leave"
+        if self.totals is not None or self.rows is None:
+            yield "kept", "all rows of each window, until it is emitted"
+        else:
+            yield "kept", f"{counted(self.rows, 'row')} of each key and {pane}; others leave"
 
 
 RANKING_KINDS: tuple[type[RankingKind], ...] = (Deduplication, TopN)
@@ -296,6 +329,13 @@ NO_LATE_ROW = (
 NO_LATE_ROW_TO_RANK = (
     "deduplicate lets no late row through to topN (rule R7); leave it out, and write it into deduplicate"
 )
+OF_AGGREGATE = {
+    "totals": "are of the rows of an aggregate, whose number has a bound (rule R9); write `aggregate`, or leave them "
+    "out",
+    "having": "is on the rows of an aggregate (rule R9); write `aggregate`, or the condition into `where` of the input "
+    "or `filter` of a step",
+}
+"""Why fields of `topN` are rejected without an `aggregate`, by their names."""
 STAYS = "and topN ranks rows that stay (rule R6); {todo}, or rank the output in a job of its own"
 
 # --- the rules that the API server can check ------------------------------------------------------------------------
@@ -336,6 +376,14 @@ def _rules_of_windows() -> Iterator[Rule]:
 _BOTH_RANK = "!has(self.deduplicate) || !has(self.topN) || has(self.aggregate)"
 
 RANKING_RULES: tuple[Rule, ...] = (
+    *(
+        Rule(
+            f"!has(self.topN) || !has(self.topN.{name}) || has(self.aggregate) || has(self.sql)",
+            text,
+            f".topN.{name}",
+        )
+        for name, text in OF_AGGREGATE.items()
+    ),
     *(rule for kind in RANKING_KINDS for rule in _rules_of(kind)),
     Rule(
         "!has(self.deduplicate) || !has(self.aggregate) || self.aggregate.lateData != 'dlq'",

@@ -254,6 +254,13 @@ def _call_without(name: str, *unread: str) -> Callable[[exp.Expr], tuple[str, li
     return lambda node: None if any(node.args.get(part) for part in unread) else (name, _arguments_of(node, "this"))
 
 
+def _extract(node: exp.Expr) -> tuple[str, list[exp.Expr]]:
+    time = node.expression.unnest()
+    if node.this.name.upper() == "EPOCH" and isinstance(time, exp.Sub) and time.right.key != "interval":
+        return "EPOCH", [time]
+    return "DATE_PART", [*_as_text(node.this), node.expression]
+
+
 _SPOKEN: dict[type[exp.Expr], Callable[[exp.Expr], tuple[str, list[exp.Expr]] | None]] = {
     exp.Substring: lambda node: ("SUBSTRING", _arguments_of(node, "this", "start", "length")),
     exp.Trim: _trim_call,
@@ -269,7 +276,7 @@ _SPOKEN: dict[type[exp.Expr], Callable[[exp.Expr], tuple[str, list[exp.Expr]] | 
     exp.Initcap: lambda node: ("INITCAP", _arguments_of(node, "this")),
     exp.Normalize: lambda node: ("NORMALIZE", [node.this, *_as_text(node.args.get("form"))]),
     exp.RegexpLike: lambda node: ("REGEXP_LIKE", _arguments_of(node, "this", "expression", "flag")),
-    exp.Extract: lambda node: ("DATE_PART", [*_as_text(node.this), node.expression]),
+    exp.Extract: _extract,
     exp.JSONExtractScalar: lambda node: (
         None
         if node.args.get("on_condition") or node.args.get("expressions")

@@ -138,6 +138,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(("TIME_BUCKET",), "TIME_BUCKET(width interval constant, time timestamp[, time timestamp constant])", 2, 3),
     Signature(("TIMESTAMPADD", "DATEADD"), "TIMESTAMPADD(unit string constant, count integer, time timestamp)", 3, 3),
     Signature(("TIMESTAMPDIFF",), "TIMESTAMPDIFF(unit string constant, start timestamp, stop timestamp)", 3, 3),
+    Signature(("EPOCH",), "EPOCH(distance interval)", 1, 1),
     Signature(("DATEDIFF",), "DATEDIFF(later date, earlier date)", 2, 2),
     Signature(("DATE_ADD",), "DATE_ADD(date date, days integer)", 2, 2),
     Signature(("DATE_SUB",), "DATE_SUB(date date, days integer)", 2, 2),

@@ -49,7 +49,8 @@ def read_aggregate(
     groups = read_groups(query, next(iter(scope.relations.values())).table, scope)
     items, times = _split_window_time(query.items, scope) if query.then is not None else (query.items, {})
     numbers = numbering.numbers if query.then is None else None
-    chosen = read_session_columns(items, groups, scope, numbers)
+    is_last = query.then is None and not query.numbered
+    chosen = read_session_columns(items, groups, scope, numbers, has_totals=is_last)
     having = read_having(query.having, chosen, groups, scope)
     ranking = read_ranking_of_groups(numbering, chosen, groups, scope) if query.then is None else None
     named = list(groups.by_text.values())
@@ -162,7 +163,7 @@ def _read_next(
             facts = "FILTER is not for an aggregate of an aggregate"
             report.add(node_position(call), f"{facts}; write the condition into WHERE, which leaves rows out")
     renamed = numbering.renamed(names.renamed)
-    chosen = read_session_columns(items, grouping, scope, renamed.numbers)
+    chosen = read_session_columns(items, grouping, scope, renamed.numbers, has_totals=True)
     condition = read_having(having, chosen, grouping, scope)
     ranking = read_ranking_of_groups(renamed, chosen, grouping, scope)
     of_first = {name: without_inputs(tree) for name, tree in selected.expressions.items()}

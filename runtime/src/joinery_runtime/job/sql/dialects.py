@@ -4,6 +4,7 @@
   one of `window_start` and `window_end` in GROUP BY or in the ON of two such functions, which tells the other;
 * `GROUP BY DATE_TRUNC('hour', ts)`, TIMESTAMP_TRUNC, DATE_BIN or TIME_BUCKET: `TUMBLE(ts, INTERVAL '1' HOUR)`; by
   the clocks of a zone `DATE_TRUNC('day', ts, 'Europe/Zurich')` and `DATE_TRUNC('day', ts AT TIME ZONE ...)`;
+* the same in PARTITION BY of ROW_NUMBER, over rows;
 * `GROUP BY 1, 2`: the entries of the select list;
 * `ASOF [LEFT] JOIN r ON o.k = r.k AND r.ts <= o.ts`, also with MATCH_CONDITION: `FOR SYSTEM_TIME AS OF o.ts`.
 """
@@ -123,9 +124,15 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[s
     """Make a group that cuts off times, such as DATE_TRUNC('hour', ts), the window, if nothing else is one; the select
     list has the start of the window for it. One with the length added, `DATE_BIN('1 minute', ts) + INTERVAL '1'
     MINUTE`, is the end of the window. An alias that is also a column of FROM is reported: in GROUP BY, the name is the
-    column, as in Postgres, and whoever wrote it meant the window."""
+    column, as in Postgres, and whoever wrote it meant the window. Without groups, a time that PARTITION BY of
+    ROW_NUMBER cuts off is the window in which rows are numbered."""
     group = query.args.get("group")
     nodes = group.expressions if group is not None else []
+    windows_of_rows = query.find_all(exp.Window) if group is None else ()
+    numbers = [call for call in windows_of_rows if function_name(call.this) == "ROW_NUMBER"]
+    for node in [node for number in numbers for node in number.args.get("partition_by") or []]:
+        if node.find_ancestor(exp.Select) is query and (call := window_of(node.unnest())) is not None:
+            node.replace(call)
     aliases = {item.alias: item.this for item in query.expressions if isinstance(item, exp.Alias)}
     windows = {*FUNCTION_COLUMNS} - {*aliases}
     if any(function_name(node) in {*TABLE_FUNCTIONS, *SPARK} or node.name in windows for node in nodes):

@@ -3,7 +3,7 @@ aggregates and columns of the window (rule G11), and HAVING (rule G7)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.model.expression_tree import check_size, parse_tree
 from joinery_runtime.job.model.function_calls import cannot_call, wrong_calls
-from joinery_runtime.job.model.references import ROW_NUMBER, SESSION_COLUMNS
+from joinery_runtime.job.model.references import ROW_NUMBER, SESSION_COLUMNS, WINDOW_COLUMNS
 from joinery_runtime.job.sql.grouping import (
     BadAggregateError,
     Grouping,
@@ -27,6 +27,7 @@ from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import TextPosition, node_position
 from joinery_runtime.job.sql.scope import Scope
 from joinery_runtime.job.sql.select_tree import is_numbering, without_inputs
+from joinery_runtime.job.sql.window_functions import function_name
 
 _ELSEWHERE = {
     **dict.fromkeys(("SESSION_START", "TUMBLE_START", "HOP_START", "WINDOWSTART"), "window_start"),
@@ -38,9 +39,13 @@ _ELSEWHERE = {
 class Chosen:
     """What the select list asks for. `numbers` are the calls of ROW_NUMBER that it may repeat, by their texts; None:
     its rows have no numbers. `computed` are expressions of rows by the names of their columns; `aggregates` and
-    `select` are entries of the fields of these names. `expressions` are those of `select`, by their names."""
+    `select` are entries of the fields of these names. `expressions` are those of `select`, by their names. `totals` are
+    values over all groups of a window that are equal in the columns `totals_by` (None: there is no total), as entries
+    of `topN.totals` (rule R9)."""
 
     numbers: Collection[str] | None = None
+    totals: list[dict[str, Any]] = field(default_factory=list)
+    totals_by: Sequence[str] | None = None
     computed: dict[str, str] = field(default_factory=dict)
     aggregates: list[dict[str, Any]] = field(default_factory=list)
     select: list[dict[str, str]] = field(default_factory=list)
@@ -72,10 +77,15 @@ def _reject_calls(tree: exp.Expr, scope: Scope, but: exp.Expr | None = None) -> 
 
 
 def read_session_columns(
-    items: Sequence[exp.Expr], groups: Grouping, scope: Scope, numbers: Collection[str] | None = None
+    items: Sequence[exp.Expr],
+    groups: Grouping,
+    scope: Scope,
+    numbers: Collection[str] | None = None,
+    *,
+    has_totals: bool = False,
 ) -> Chosen:
     """Read the select list, and give groups their names. Expressions come last: groups have their names then, and
-    aggregates of the list are not computed twice. `numbers` as in `Chosen`."""
+    aggregates of the list are not computed twice. `numbers` as in `Chosen`; `has_totals`: the list may have totals."""
     chosen, expressions = Chosen(numbers), list[tuple[dict[str, str], exp.Expr]]()
     for item in items:
         at, value = node_position(item), item.unalias().unnest()
@@ -91,9 +101,9 @@ def read_session_columns(
             chosen.add(ROW_NUMBER, renamed)
         elif value.is_star:
             scope.report.add(at, "a star is not supported: a group holds many rows; name groups and aggregates")
-        elif is_aggregate(value):
+        elif is_aggregate(value) and not (has_totals and is_total(value)):
             _read_aggregate(value, renamed, at, chosen, scope)
-        elif _is_expression(value, groups, scope):
+        elif is_aggregate(value) or _is_expression(value, groups, scope):
             if renamed:
                 chosen.select.append(entry := {"as": renamed})
                 expressions.append((entry, value))
@@ -101,11 +111,84 @@ def read_session_columns(
                 scope.report.add(at, "an expression has no name of its own; write <expression> AS <name>")
         else:
             _read_group_item(value, renamed, at, chosen, groups, scope)
-    for entry, value in expressions:
-        tree = _translate_names(value.copy(), chosen, groups, scope)
-        chosen.expressions[entry["as"]] = tree
-        entry["expression"] = tree.sql(comments=False)
+    _read_expressions(expressions, chosen, groups, scope, has_totals=has_totals)
     return chosen
+
+
+def _read_expressions(
+    expressions: Sequence[tuple[dict[str, str], exp.Expr]],
+    chosen: Chosen,
+    groups: Grouping,
+    scope: Scope,
+    *,
+    has_totals: bool,
+) -> None:
+    """Read totals and expressions of the select list into their entries of `select`, which have their names."""
+    for entry, value in expressions:
+        if is_total(value):
+            renamed = entry.pop("as")
+            column = total_name(value, renamed, chosen, groups, scope)
+            entry.update({"column": column} if column == renamed else {"column": column, "as": renamed})
+            continue
+        tree = with_totals(value, chosen, groups, scope) if has_totals else value.copy()
+        chosen.expressions[entry["as"]] = _translate_names(tree, chosen, groups, scope)
+        entry["expression"] = chosen.expressions[entry["as"]].sql(comments=False)
+
+
+TOTALS: Mapping[type[exp.Expr], str] = {
+    exp.Sum: "sum",
+    exp.Avg: "avg",
+    exp.Min: "min",
+    exp.Max: "max",
+    exp.Count: "count",
+}
+
+
+def is_total(value: exp.Expr) -> bool:
+    """Say whether this is a value over all groups of a window."""
+    return isinstance(value, exp.Window) and type(value.this) in TOTALS
+
+
+def total_name(call: exp.Expr, name: str, chosen: Chosen, groups: Grouping, scope: Scope) -> str:
+    """Return the name of the total, after adding it if the list does not have it. `name` is the one in the list; an
+    unnamed total has its text. Wrong ones are reported."""
+    at, function, partition = node_position(call), TOTALS[type(call.this)], call.args.get("partition_by") or []
+    example = f"write {call.this.sql(comments=False)} OVER (PARTITION BY {', '.join(WINDOW_COLUMNS)})"
+    if call.args.get("order") is not None or call.args.get("spec") is not None:
+        facts = "a total is of all groups of a window, and ORDER BY or a frame would make it one of some of them"
+        scope.report.add(at, f"{facts} (rule R9); {example}")
+    keys = [
+        over_groups(node.unnest(), chosen, groups, scope) for node in partition if not own_column(node.unnest(), scope)
+    ]
+    if len(keys) == len(partition):
+        facts = "a total over all windows would never be complete"
+        scope.report.add(at, f"{facts} (rule R9); write {', '.join(WINDOW_COLUMNS)} into PARTITION BY")
+    value = over_groups(call.this.this, chosen, groups, scope) if not call.this.this.is_star else None
+    if not all(isinstance(key, exp.Column) for key in [*keys, value or exp.column("")]):
+        facts = "totals and their keys are of groups and aggregates, this is an expression"
+        scope.report.add(at, f"{facts}; write a SELECT around the one with GROUP BY, and the total into it")
+        return name
+    if function == "count" and value is not None:
+        scope.report.add(at, "a total counts rows (rule R9); write COUNT(*) OVER (...)")
+    by = [key.name for key in keys]
+    if chosen.totals_by not in (None, by):
+        scope.report.add(at, "the totals are of different groups; let a second job compute one of them")
+    chosen.totals_by = by
+    entry = {"function": function, **({"column": value.name} if value is not None else {})}
+    for total in chosen.totals:
+        if {**total, "as": ""} == {**entry, "as": ""}:
+            return str(total["as"])
+    chosen.totals.append({**entry, "as": name or computed_name(call, scope)})
+    return name or computed_name(call, scope)
+
+
+def with_totals(value: exp.Expr, chosen: Chosen, groups: Grouping, scope: Scope) -> exp.Expr:
+    """Return a copy with the names of totals in their place."""
+
+    def named(node: exp.Expr) -> exp.Expr:
+        return _column_named(total_name(node, "", chosen, groups, scope)) if is_total(node) else node
+
+    return value.transform(named)
 
 
 def own_column(value: exp.Expr, scope: Scope) -> str:
@@ -176,6 +259,7 @@ def aggregate_entry(value: exp.Expr, at: TextPosition, chosen: Chosen, scope: Sc
     if isinstance(value, exp.Window) and scope.keeps_groups and (problem := number_problem(value)):  # not of sessions
         scope.report.add(at, problem)
         return None
+    value = without_time_order(value, scope)
     try:
         call = read_call(value)
     except BadAggregateError as error:
@@ -202,6 +286,25 @@ def aggregate_entry(value: exp.Expr, at: TextPosition, chosen: Chosen, scope: Sc
             return None
         entry["where"] = condition.sql(comments=False)
     return entry
+
+
+def without_time_order(value: exp.Expr, scope: Scope) -> exp.Expr:
+    """Return the call without ORDER BY an only input's event time, which is the order of values in any case (S7)."""
+    order = value.find(exp.Order)
+    if order is None or len(scope.relations) != 1 or len(order.expressions) != 1 or order.find(exp.AggFunc) is not None:
+        return value
+    (ordered,) = order.expressions
+    column = ordered.this.unnest()
+    resolved = scope.resolve(column) if isinstance(column, exp.Column) else None
+    if ordered.args.get("desc") or resolved is None or resolved[1] != resolved[0].table.event_time:
+        return value
+    if isinstance(value, exp.WithinGroup):
+        return value.this if function_name(value.this) == "LISTAGG" else value
+    value = value.copy()
+    order = value.find(exp.Order)
+    assert order is not None, "as in the original"
+    order.replace(order.this)
+    return value
 
 
 # --- HAVING, and expressions over groups ------------------------------------------------------------------------------
@@ -237,6 +340,8 @@ def _translate_names(node: exp.Expr, chosen: Chosen, groups: Grouping, scope: Sc
     if (group := _group_name(node, groups, scope)) is not None:
         return _column_named(group)
     if isinstance(node, exp.Column):
+        if not node.table and any(node.name == total["as"] for total in chosen.totals):
+            return node
         if not node.table and node.name in chosen.expressions:
             return exp.paren(check_size(chosen.expressions[node.name]))
         columns = ((item, item["column"]) for item in chosen.select if "column" in item)

@@ -381,11 +381,9 @@ def number_problem(window: exp.Expr) -> str:
     if problem := shared_number_problem(window.this):
         return problem
     if function_name(window.this) != "ROW_NUMBER":
-        facts = "a job computes nothing over the groups of a window, such as a total of them"
-        joined = "FROM sums a JOIN sums b ON a.window_end = b.window_end AND b.window_start = a.window_start"
-        todo = "emit the groups with window_start and window_end, and let a second job read them, here as sums"
-        grouped = "GROUP BY a.<group>, TUMBLE(a.window_start, <length>)"
-        return f"{facts}; {todo}: SELECT 100 * MAX(a.x) / SUM(b.x) AS share {joined} {grouped}"
+        facts = "over the groups of a window, a job computes SUM, AVG, MIN, MAX and COUNT(*) alone"
+        todo = "write these into the select list or into QUALIFY (rule R9)"
+        return f"{facts}; {todo}, or let a second job read the groups, with window_start and window_end"
     todo = "write QUALIFY rn <= 10, or WHERE rn <= 10 around this SELECT"
     return f"the number says nothing without a condition on it; {todo}"
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import chain
 from typing import Literal
 
 from sqlglot import exp
@@ -107,7 +108,14 @@ def _sort_condition(part: exp.Expr, link: Link, timed: bool, matching: Matching)
         if isinstance(part, exp.Not) and inverse is not None:  # if a time is NULL, neither is true
             part = inverse(this=inner.this, expression=inner.expression)
         if isinstance(part, _COMPARISONS):
-            for comparison in comparisons_of_sums(part):
+            comparisons = [part]
+            if isinstance(part, exp.Between) and not part.args.get("symmetric") and len(inputs_of(part)) > 2:
+                # `b.ts BETWEEN a.ts AND c.ts`: each limit counts from an input of its own
+                comparisons = [
+                    exp.GTE(this=part.this, expression=part.args["low"]),
+                    exp.LTE(this=part.this.copy(), expression=part.args["high"]),
+                ]
+            for comparison in chain.from_iterable(map(comparisons_of_sums, comparisons)):
                 if isinstance(comparison, exp.Or):  # a distance that is at least so long: no range
                     _read_limits(comparison.this, link)
                     _read_limits(comparison.expression, link)

@@ -17,7 +17,7 @@ from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS, WINDOW_COLUMNS
 from joinery_runtime.job.sql.distances import MIRRORED
-from joinery_runtime.job.sql.group_rows import Chosen, over_groups, own_column
+from joinery_runtime.job.sql.group_rows import Chosen, is_total, over_groups, own_column, with_totals
 from joinery_runtime.job.sql.grouping import (
     Grouping,
     GroupWindow,
@@ -29,6 +29,7 @@ from joinery_runtime.job.sql.grouping import (
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import node_position
 from joinery_runtime.job.sql.scope import Relation, Scope
+from joinery_runtime.job.sql.select_list import FUNCTIONS_OF_ROWS, function_of_rows_problem
 from joinery_runtime.job.sql.select_tree import NUMBER_ALIAS
 
 DEDUPLICATE, TOP_N = "deduplicate", "topN"
@@ -41,11 +42,11 @@ _EXAMPLES = f"write {_FIRST}, or for the first rows of each window ROW_NUMBER() 
 @dataclass(frozen=True, slots=True)
 class SqlRanking:
     """What ROW_NUMBER says: the `field` of `spec` for which it stands, and the `entries` of that field as in YAML.
-    `number` is the call, as the select list may repeat it."""
+    `number` is the call, as the select list may repeat it (None: rows have totals alone)."""
 
     field: str
     entries: Mapping[str, Any]
-    number: exp.Expr
+    number: exp.Expr | None
 
     @property
     def inputs(self) -> set[str]:
@@ -84,7 +85,8 @@ class Numbering:
         """The calls of ROW_NUMBER that the select list may repeat, by their texts; None: the groups have no numbers."""
         if not self.conditions and self.beside != TOP_N:
             return None
-        return {call.sql(comments=False) for part in self.conditions for call in part.find_all(exp.Window)}
+        calls = (call for part in self.conditions for call in part.find_all(exp.Window))
+        return {call.sql(comments=False) for call in calls if not is_total(call)}
 
     def renamed(self, renamed: Callable[[exp.Expr], exp.Expr]) -> Numbering:
         """Return the numbering with other names in its conditions."""
@@ -94,10 +96,19 @@ class Numbering:
 def read_ranking_of_groups(numbering: Numbering, chosen: Chosen, groups: Grouping, scope: Scope) -> SqlRanking | None:
     """Read the conditions of QUALIFY on the rows of groups (rule R6); None: there are none, or the report says what is
     wrong with them."""
-    if not numbering.conditions:
-        return None
     before = len(scope.report.problems)
-    number, rows = _read_conditions(numbering.conditions, scope)
+    of_rows = [part for part in numbering.conditions if all(map(is_total, part.find_all(exp.Window)))]
+    conditions = [part for part in numbering.conditions if part not in of_rows]
+    texts = []
+    for part in of_rows:
+        condition = over_groups(with_totals(part, chosen, groups, scope), chosen, groups, scope)
+        texts.append(condition.sql(comments=False))
+    having = {"having": " AND ".join(texts if len(texts) == 1 else (f"({text})" for text in texts))} if texts else {}
+    totals: dict[str, Any] = {"totals": chosen.totals} if chosen.totals else {}
+    if not conditions and totals:
+        by = {"by": chosen.totals_by} if chosen.totals_by else {}
+        return SqlRanking(TOP_N, {**by, **totals, **having}, None)
+    number, rows = _read_conditions(conditions or numbering.conditions, scope) if numbering.conditions else (None, 0)
     if number is None or len(scope.report.problems) > before:
         return None
     partition, order = number.args.get("partition_by") or [], number.args.get("order")
@@ -109,24 +120,30 @@ def read_ranking_of_groups(numbering: Numbering, chosen: Chosen, groups: Groupin
         todo = "write ORDER BY with an aggregate, such as ORDER BY COUNT(*) DESC"
         scope.report.add(node_position(number), f"nothing says which row comes first; {todo}")
 
-    def of_rows(value: exp.Expr) -> str:
+    def of_row(value: exp.Expr) -> str:
         return over_groups(value, chosen, groups, scope).sql(comments=False)
 
-    by = []
+    names = []
     for node in partition:
         if own_column(node.unnest(), scope):
             continue
         key = over_groups(node.unnest(), chosen, groups, scope)
         if isinstance(key, exp.Column):
-            by.append(key.name)
+            names.append(key.name)
         else:
             facts = "the key of the rows is groups and aggregates, this is an expression"
             scope.report.add(node_position(node), f"{facts}; write it into GROUP BY as well, or leave it out")
     ordered = order.expressions if order is not None else []
-    order_by = [_order_entry(item, of_rows(item.this.unnest())) for item in ordered]
+    order_by = [_order_entry(item, of_row(item.this.unnest())) for item in ordered]
+    if totals and sorted(names) != sorted(chosen.totals_by or ()):
+        facts = "the rows are numbered by other columns than the totals are of"
+        scope.report.add(
+            node_position(number), f"{facts}; write the same PARTITION BY, or let a second job number them"
+        )
     if len(scope.report.problems) > before:
         return None
-    return SqlRanking(TOP_N, {**({"by": by} if by else {}), "orderBy": order_by, "rows": rows}, number)
+    by = {"by": names} if names else {}
+    return SqlRanking(TOP_N, {**by, "orderBy": order_by, "rows": rows, **totals, **having}, number)
 
 
 def ranked_columns(
@@ -169,7 +186,7 @@ def _read_conditions(conditions: Sequence[exp.Expr], scope: Scope) -> tuple[exp.
             continue
         window, lowest, highest = limits
         least, most = max(least, lowest), min(most, highest)
-        if problem := _problem_of_call(window):
+        if problem := _problem_of_call(window, scope):
             report.add(at, problem)
         elif number is not None and window != number:
             report.add(at, "two calls of ROW_NUMBER differ, and a job numbers its rows once; keep one")
@@ -219,11 +236,13 @@ def _whole_number(node: exp.Expr) -> int | None:
     return int(node.name) if isinstance(node, exp.Literal) and not node.is_string and node.name.isdecimal() else None
 
 
-def _problem_of_call(window: exp.Expr) -> str:
+def _problem_of_call(window: exp.Expr, scope: Scope) -> str:
     """Say what is wrong with `<function> OVER (...)`; empty if nothing."""
     name = window.this.name.upper() or window.this.sql_name() if isinstance(window.this, exp.Func) else ""
     if problem := shared_number_problem(window.this):
         return problem
+    if window.find(*FUNCTIONS_OF_ROWS) is not None:
+        return function_of_rows_problem(window, scope)
     if name != "ROW_NUMBER":
         return f"a job numbers rows with ROW_NUMBER alone; {_EXAMPLES}"
     if window.this.expressions:

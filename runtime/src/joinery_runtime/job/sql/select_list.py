@@ -120,8 +120,7 @@ def _read_expression(value: exp.Expr, renamed: str, scope: Scope) -> Iterator[It
     if value.find(exp.Query) is not None:
         return  # which `query` reports
     if (window := value.find(exp.Window)) is not None:
-        facts = "a job computes nothing over the rows before or around a row"
-        scope.report.add(at, f"{facts}; {_instead_of_window(window, scope)}")
+        scope.report.add(at, function_of_rows_problem(window, scope))
     elif value.find(exp.AggFunc) is not None:
         facts = "is computed over many rows, and rows have no end"
         scope.report.add(at, f"{facts}; write GROUP BY with a window, such as TUMBLE(<event time>, INTERVAL '1' HOUR)")
@@ -130,6 +129,15 @@ def _read_expression(value: exp.Expr, renamed: str, scope: Scope) -> Iterator[It
             yield _item_as({"expression": value.sql(comments=False)}, renamed)
         else:
             scope.report.add(at, "an expression has no name of its own; write <expression> AS <name>")
+
+
+FUNCTIONS_OF_ROWS = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue)
+"""Functions before OVER that read a row before or behind the row."""
+
+
+def function_of_rows_problem(window: exp.Expr, scope: Scope) -> str:
+    """Say why `<function> OVER (...)` is rejected, and what to write."""
+    return f"a job computes nothing over the rows before or around a row; {_instead_of_window(window, scope)}"
 
 
 def _instead_of_window(window: exp.Expr, scope: Scope) -> str:

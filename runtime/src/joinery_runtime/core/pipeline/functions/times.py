@@ -327,6 +327,16 @@ def _timestampdiff(unit: str, start: Value, stop: Value) -> Value:
 
 
 TIMES.define(
+    "EPOCH",
+    Parameter("distance", "interval"),
+    returns="double",
+    meaning="its seconds, with fractions. Also `EXTRACT(EPOCH FROM b.ts - a.ts)`",
+    example="EPOCH(TIMESTAMP '2024-07-01 12:30:01' - TIMESTAMP '2024-07-01 12:30:00')",
+    result="1.0",
+)(lambda distance: pc.divide(distance.cast(pa.int64()).cast(pa.float64()), 1000.0))
+
+
+TIMES.define(
     "DATEDIFF",
     Parameter("later", "date"),
     Parameter("earlier", "date"),

@@ -105,7 +105,8 @@ class GroupedDraft(JobDraft):
 
     def numbered(self) -> GroupedDraft:
         """Return the job whose rows `topN` numbers (R6)."""
-        return replace(self, window=(*self.window, ROW_NUMBER))
+        totals = [dig(total, "as") for total in items(self.data, "spec", "topN", "totals")]
+        return replace(self, window=(*self.window, ROW_NUMBER, *(name for name in totals if isinstance(name, str))))
 
 
 def broken_rules(data: Mapping[str, Any]) -> list[Finding]:
