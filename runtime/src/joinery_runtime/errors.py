@@ -71,6 +71,14 @@ class JoineryError(Exception):
         return (partial(type(self), facts=self.facts, todo=self.todo), (self.summary,))
 
 
+_LONGEST_WORD = 300  # characters
+
+
+def cut_words(text: str) -> str:
+    """Cut words of a message that are too long to be read, such as a user's literal or name."""
+    return re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:80]}...{word[0][-20:]}", text)
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One mistake in a resource file: `path` such as `spec.inputs[0].schema[2].type`, 1-based `line` if known."""
@@ -81,7 +89,7 @@ class Problem:
 
     def __str__(self) -> str:
         location = f"line {self.line}: {self.path}" if self.line is not None else self.path
-        return f"{location}: {self.message}"
+        return cut_words(f"{location}: {self.message}")
 
 
 class JobError(JoineryError):
