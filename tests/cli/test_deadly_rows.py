@@ -72,7 +72,7 @@ def test_a_row_that_ends_a_function_s_process_is_the_dead_letter_that_was_commit
     calls = sys.modules["functions_of_deadly"].CALLS_OF_TEST
     calls.clear()
     monkeypatch.setattr("joinery_runtime.engine.plan.DEATHS", 0)
-    monkeypatch.setattr("joinery_runtime.engine.worker.carefully", lambda decoder: decoder)
+    monkeypatch.setattr("joinery_runtime.engine.worker.with_trials", lambda decoder: decoder)
     inputs = inputs_of(job, STEPS)
     write_files(job, store, inputs, tmp_path / "cache")
     verdict = verify(job, store, inputs, None, None)

@@ -243,7 +243,7 @@ def test_the_page_is_at_a_free_port_of_loopback_unless_told_otherwise(
                 assert b"<title>" in answer.read()
 
     monkeypatch.setattr("joinery_runtime.cli.run.run_job", run_job)
-    monkeypatch.setattr(JsonProgress, "served", lambda _, page: pages.append(page))
+    monkeypatch.setattr(JsonProgress, "show_page", lambda _, page: pages.append(page))
     assert joinery("run", job_file).code == 0
     (page,) = pages
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", page)

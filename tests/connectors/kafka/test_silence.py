@@ -16,12 +16,12 @@ from joinery_runtime.connectors.kafka.errors import LastError, silence_reason
 ASKING = """
 import sys
 from confluent_kafka.admin import AdminClient
-from joinery_runtime.connectors.kafka.errors import LastError, silence
+from joinery_runtime.connectors.kafka.errors import LastError, silence_reason
 
 errors = LastError()
 admin = AdminClient({"bootstrap.servers": sys.argv[1], "error_cb": errors, "log_level": 0})
 for line in sys.stdin:
-    why = silence(admin, errors, float(line))
+    why = silence_reason(admin, errors, float(line))
     print("answers" if why is None else "away", flush=True)
 """
 
