@@ -3,6 +3,7 @@ somebody drops it. What a sink does at each step: tests/connectors/postgres."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Callable
@@ -112,11 +113,10 @@ def test_a_column_that_is_selected_later_comes_to_the_table(scene: Scene) -> Non
 
 
 def dying_in_epoch_2(step: Callable[..., Any]) -> Callable[..., Any]:
-    def done(sink: PostgresSink, *args: Any) -> Any:
-        *_, epoch, _ = args
-        if epoch == 2:
+    def done(*args: Any, **named: Any) -> Any:
+        if inspect.signature(step).bind(*args, **named).arguments["epoch"] == 2:
             raise Crash
-        return step(sink, *args)
+        return step(*args, **named)
 
     return done
 
