@@ -285,6 +285,25 @@ def test_a_driver_that_slept_is_told_that_it_was_replaced_and_not_that_files_are
         slept.commit(plan, outcome)
 
 
+def test_a_driver_that_slept_is_told_that_it_was_replaced_and_not_that_a_task_cannot_write(world: World) -> None:
+    """A newer driver's transactions end those of the older one's tasks, which say that rows were purged."""
+    fill(world, 2)
+    slept = started(world)
+    plan = slept.plan()
+    assert plan is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slept._parts.host, "run", fail_to_write, raising=False)
+        with pytest.raises(SinkError, match="were purged"):
+            slept.run(plan)
+        started(world)
+        with pytest.raises(Fenced):
+            slept.run(plan)
+
+
+def fail_to_write(_: object) -> EpochOutcome:
+    raise SinkError("the rows were purged")
+
+
 def test_state_that_does_not_fit_the_job_is_refused_with_the_difference(world: World) -> None:
     fill(world, 2)
     epoch(started(world))

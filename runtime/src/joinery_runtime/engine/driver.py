@@ -391,7 +391,8 @@ class Driver:
         again."""
         work = self._epoch_work(plan)
         try:
-            outcome = self._parts.host.run(work)
+            with self._fenced_first():
+                outcome = self._parts.host.run(work)
         except PlanTooLarge as error:
             name, topic, partition, records, size = error.read
             self._parts.planner.learn_size(PartitionRef(name, topic, partition), records, size)
