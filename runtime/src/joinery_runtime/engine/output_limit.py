@@ -141,7 +141,7 @@ class OutputLimit:
                     self.by_answers[error.output or ONLY_OUTPUT] = error.row_limit
 
     def within(self, batches: Generator[pa.RecordBatch, None, T]) -> Generator[pa.RecordBatch, None, T]:
-        """Pass on the rows that fit, and notes the others. May be called for each pass over the same rows."""
+        """Pass on the rows that fit, and note the others. May be called for each pass over the same rows."""
         self._large.clear()
         limit = self.limit
         if limit is None:
