@@ -157,7 +157,8 @@ class Ended:
 
 
 def run_to_end(job: Peer) -> Ended:
-    """Rates count from the start of the process to the last commit, and without the first quarter of the epochs."""
+    """Run the job to its end. Rates count from the start of the process to the last commit, and without the first
+    quarter of the epochs."""
     before, looks = cpu_seconds(), Looks(FileOutput(job.folder / "nothing", {}))
     began = datetime.now(UTC)
     with looks, running(job) as ended:

@@ -140,7 +140,7 @@ def from_parquet(records: list[bytes]) -> Callable[[], None]:
 
 
 def written() -> Variants:
-    """Orders as files and topics have them."""
+    """Return orders as files and topics have them."""
     records = [record for _, _, record in TOPICS["orders"](Workload(RECORDS, 1))]
     batches = JsonDecoder(ORDERS).decode(pa.array(records, pa.binary())).rows.to_batches(max_chunksize=65_536)
     avro = AvroRows(AvroOutput("orders", ORDERS, "").schema(), 1)

@@ -124,8 +124,8 @@ def summary(peer: Peer, delays: list[float] | str) -> Delays:
 def _read_delays(
     bootstrap: str, topic: str, seconds: float, ended: Callable[[], str | None], slips: Callable[[], int]
 ) -> list[float] | str:
-    """Seconds from sending to reading, per joined row, after the warm-up that begins with the first row. A row may come
-    once: one that comes twice, a peer that ends or never begins, or a sender that slips, is a problem."""
+    """Return seconds from sending to reading, per joined row, after the warm-up that begins with the first row. A row
+    may come once: one that comes twice, a peer that ends or never begins, or a sender that slips, is a problem."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "latency", "isolation.level": "read_committed",
                          "enable.auto.commit": False, "fetch.wait.max.ms": 5})  # fmt: skip
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(_PARTITIONS)])

@@ -192,7 +192,7 @@ def problem(peak: Peak, case: Case, ending: str) -> str | None:
 
 
 def _joinery_peer(case: Case, bootstrap: str, folder: Path) -> Peer:
-    """Defaults wherever the case says nothing; the master too is what a laptop has."""
+    """Return defaults wherever the case says nothing; the master too is what a laptop has."""
     spec = {
         "inputs": [joinery_jobs.kafka_input(name, bootstrap, stopAt="latest") for name in ("orders", "payments")],
         "joins": [
@@ -220,7 +220,7 @@ def _count_written(admin: AdminClient, topic: str) -> int:
 
 
 def _count_committed(bootstrap: str, topic: str) -> int:
-    """Rows that a `read_committed` reader sees."""
+    """Return rows that a `read_committed` reader sees."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "memory", "isolation.level": "read_committed",
                          "enable.auto.commit": False, "enable.partition.eof": True})  # fmt: skip
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
@@ -257,8 +257,8 @@ class _Looks(Background):
 
 
 def memory_by_kind(process: psutil.Process) -> dict[str, int]:
-    """Bytes of anonymous and shared memory, pages that n processes share counting 1/n each, by what the process is.
-    Pages of files are left out: the kernel takes them back when memory is short."""
+    """Return bytes of anonymous and shared memory, pages that n processes share counting 1/n each, by what the process
+    is. Pages of files are left out: the kernel takes them back when memory is short."""
     try:
         name, words = process.name(), process.cmdline()
         lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]

@@ -35,7 +35,7 @@ def measure_raw(bootstrap: str, reads: list[Read]) -> Figures:
 
 
 def read_topic(bootstrap: str, topic: str, partitions: list[int], records: int) -> float:
-    """Seconds from the first call to the last record."""
+    """Return seconds from the first call to the last record."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "raw", "enable.auto.commit": False,
                          "isolation.level": "read_committed", "queued.min.messages": 1_000_000,
                          "fetch.message.max.bytes": 8 << 20})  # fmt: skip

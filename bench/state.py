@@ -94,7 +94,7 @@ def _grow_state(work: Path, state: int) -> list[dict[str, Any]]:
 
 
 def _recover_state(work: Path, state: int) -> tuple[int, float]:
-    """Rows of state, and seconds from the start of the second process to its first row."""
+    """Return rows of state, and seconds from the start of the second process to its first row."""
     with KafkaBroker() as broker:
         _fill_state(broker, state, state)
         peer = _peer(broker.bootstrap, work, state, state, stop=False)
@@ -127,7 +127,7 @@ def _window_ms(state: int) -> int:
 
 
 def _send_payments(broker: KafkaBroker, state: int) -> None:
-    """Payments of the latest orders, just after them."""
+    """Send payments of the latest orders, just after them."""
     at = START_MS + _window_ms(state)
     keyed = [(number, b"o%09d" % number) for number in range(state - _NEW, state)]
     values = [

@@ -45,7 +45,7 @@ def _rates_row(figures: Figures, joinery_rate: float | None) -> list[str]:
 
 
 def cpu_by_kind(title: str, figures: Sequence[Figures]) -> str:
-    """Rates, and CPU per row by kind of process, warm and with the start counted."""
+    """Return rates, and CPU per row by kind of process, warm and with the start counted."""
     first, *later_kinds = KINDS
     head = ("", "rows/s, start counted", "warm", f"CPU us/row, warm (start counted): {first}", *later_kinds)
     rows = []

@@ -98,7 +98,7 @@ def _draw_orders(workload: Workload) -> Iterator[Keyed]:
 
 
 def _order_values(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
-    """Amounts in cents, and event times."""
+    """Return amounts in cents, and event times."""
     random = np.random.default_rng(1)
     times = _draw_times(workload, random)
     return random.integers(100, 100_000, workload.records), times
@@ -113,7 +113,7 @@ def _draw_payments(workload: Workload) -> Iterator[Keyed]:
 
 
 def _payment_values(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of the orders that are paid, and event times."""
+    """Return numbers of the orders that are paid, and event times."""
     random = np.random.default_rng(2)
     times = _draw_times(workload, random)
     orders = np.arange(workload.records) - random.integers(0, workload.paid_within, workload.records)

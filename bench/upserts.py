@@ -73,7 +73,7 @@ class Commits:
         self._sink, self._connection, self._pool, self._epoch = sink, connection, pool, 0
 
     def run(self, keys: np.ndarray) -> dict[str, float]:
-        """Rows per second, and microseconds of the backend's CPU per row."""
+        """Return rows per second, and microseconds of the backend's CPU per row."""
         self._epoch += 1
         shards = np.array_split(keys, TASKS)
         tasks = [

@@ -272,10 +272,7 @@ def test_a_driver_that_slept_is_told_that_it_was_replaced_and_not_that_files_are
     def fail_to_seal(*_: object, **__: object) -> list[Receipt]:
         raise SinkError("held files are gone")
 
-    fill(buffering, 4)
-    slept = started(buffering)
-    plan = slept.plan()
-    assert plan is not None
+    slept, plan = planned(buffering)
     outcome = slept.run(plan)
     monkeypatch.setattr(buffering.output, "seal", fail_to_seal)
     with pytest.raises(SinkError):
@@ -287,10 +284,7 @@ def test_a_driver_that_slept_is_told_that_it_was_replaced_and_not_that_files_are
 
 def test_a_driver_that_slept_is_told_that_it_was_replaced_and_not_that_a_task_cannot_write(world: World) -> None:
     """A newer driver's transactions end those of the older one's tasks, which say that rows were purged."""
-    fill(world, 2)
-    slept = started(world)
-    plan = slept.plan()
-    assert plan is not None
+    slept, plan = planned(world)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slept._parts.host, "run", fail_to_write, raising=False)
         with pytest.raises(SinkError, match="were purged"):
@@ -317,10 +311,7 @@ def test_state_that_does_not_fit_the_job_is_refused_with_the_difference(world: W
 
 def test_rows_that_were_read_and_did_not_arrive_are_never_committed(world: World) -> None:
     """A read task that Spark ran again for one shard only may have found other records."""
-    fill(world, 2)
-    driver = started(world)
-    plan = driver.plan()
-    assert plan is not None
+    driver, plan = planned(world)
     with pytest.MonkeyPatch.context() as patch:
         run = driver._parts.host.run
         patch.setattr(driver._parts.host, "run", lambda work: _without_a_row(run(work)), raising=False)

@@ -67,7 +67,7 @@ class Clicks:
 
 
 def draw(load: ClickLoad) -> Clicks:
-    """Draws clicks. Visits begin at any time; a visitor's clicks are about BETWEEN_CLICKS_MS apart, so that each visit
+    """Draw clicks. Visits begin at any time; a visitor's clicks are about BETWEEN_CLICKS_MS apart, so that each visit
     is a session, except where visits meet or pause."""
     chance = np.random.default_rng(load.seed)
     visits = -(-load.clicks // CLICKS_PER_VISIT)

@@ -129,7 +129,7 @@ class _DemoRun:
     dsn: str
 
     def watch(self, job: RunningJob, sender: Sender) -> None:
-        """Watches the job until it has read everything that was sent, and has stopped."""
+        """Watch the job until it has read everything that was sent, and has stopped."""
         progress = Progress()
         deadline = deadline_after(_STALLED_SECONDS)
         with open_view(self.console, self.scenario.words) as view:

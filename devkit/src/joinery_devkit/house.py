@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(source: Path) -> Figures:
-    """Measures all Python files below `source`."""
+    """Measure all Python files below `source`."""
     files = python_files(source)
     if not files:
         raise FileNotFoundError(f"{source} has no Python files: the check reads the wrong folder")

@@ -119,22 +119,22 @@ class KafkaCluster(KafkaAdmin):
             raise
 
     def stop(self, number: int | None = None) -> None:
-        """Shuts down one broker in order, or all of them; does nothing if it is not running."""
+        """Shut down one broker in order, or all of them; do nothing if it is not running."""
         with ThreadPoolExecutor(len(self._nodes)) as threads:
             list(threads.map(KafkaNode.stop, self._select_nodes(number)))
 
     def kill(self, number: int | None = None) -> None:
-        """Kills one broker, or all of them, as a crash would."""
+        """Kill one broker, or all of them, as a crash would."""
         for node in self._select_nodes(number):
             node.kill()
 
     def cut(self, *, silent: bool = False) -> None:
-        """Cuts off the clients of `proxied_bootstrap` (see `TcpProxy.cut`)."""
+        """Cut off the clients of `proxied_bootstrap` (see `TcpProxy.cut`)."""
         for proxy in self.proxies:
             proxy.cut(silent=silent)
 
     def restore(self) -> None:
-        """Lets the clients of `proxied_bootstrap` through again."""
+        """Let the clients of `proxied_bootstrap` through again."""
         for proxy in self.proxies:
             proxy.restore()
 

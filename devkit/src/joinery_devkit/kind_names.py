@@ -105,7 +105,7 @@ def _find_names(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str
 
 
 def _told_apart(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str]]:
-    """Classes in `isinstance` and `case`, and their names as strings in comparisons."""
+    """Yield classes in `isinstance` and `case`, and their names as strings in comparisons."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Name("isinstance"), args=[_, classes]):

@@ -61,7 +61,7 @@ class ChildProcess:
         return self._child.wait(timeout_seconds)
 
     def stop(self, grace_seconds: float = 10.0) -> None:
-        """Asks the child to end, and kills it if it has not ended after `grace_seconds`."""
+        """Ask the child to end, and kill it if it has not ended after `grace_seconds`."""
         if self.running():
             self._child.send_signal(signal.SIGTERM)
             try:
@@ -71,7 +71,7 @@ class ChildProcess:
         self._reap()
 
     def kill(self) -> None:
-        """Kills the child at once, as a crash would (SIGKILL)."""
+        """Kill the child at once, as a crash would (SIGKILL)."""
         self._child.kill()
         self._reap()
 

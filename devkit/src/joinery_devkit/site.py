@@ -65,7 +65,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Rewrites these links to the paths on the site."""
+    """Rewrite these links to the paths on the site."""
     page_path = page.file.src_uri
 
     def led(link: re.Match[str]) -> str:

@@ -60,7 +60,7 @@ class TcpProxy:
             self._hang_up_all()
 
     def block(self, client: Callable[[int], bool]) -> None:
-        """Cuts off only the clients whose own port `client` accepts, including those that connect later."""
+        """Cut off only the clients whose own port `client` accepts, including those that connect later."""
         with self._lock:
             self._blocked = client
             for connection in self._open:
@@ -68,7 +68,7 @@ class TcpProxy:
                     _hang_up(connection)
 
     def restore(self) -> None:
-        """Undoes `cut` and `block`. Dropped connections stay dropped."""
+        """Undo `cut` and `block`. Dropped connections stay dropped."""
         self._blocked = lambda _: False
         self._passing.set()
         self.start()

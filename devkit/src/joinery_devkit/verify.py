@@ -62,7 +62,7 @@ def verify(
     dead_letters: Iterable[Mapping[str, Any]] | None = None,
     complete: bool = True,
 ) -> JoinVerdict:
-    """Judges a run of `job`, whose inputs are JSON in Kafka and whose watermarks hold when idle.
+    """Judge a run of `job`, whose inputs are JSON in Kafka and whose watermarks hold when idle.
 
     `records` are all records per input, `log` the whole epoch log as `joinery state epochs` prints it, `output` and
     `dead_letters` rows of the two outputs by column name (None: dead letters are not judged). `complete` says that the

@@ -65,7 +65,7 @@ def verify_sessions(
     dead_letters: Iterable[Mapping[str, Any]],
     identify: Identify | None = None,
 ) -> SessionVerdict:
-    """Judges a run. `records` are all records of the input, by its name; `log` is the whole epoch log as `joinery state
+    """Judge a run. `records` are all records of the input, by its name; `log` is the whole epoch log as `joinery state
     epochs` prints it; `table` and `dead_letters` are rows of the two outputs by column name. `identify` computes a
     `session_id` (None: ids are not judged). The job has to emit retractions if it reopens, and must have no `compute`
     and no `where`. Raises JoineryError if brute force cannot say what is right."""

@@ -176,7 +176,7 @@ class _Counts:
 
 
 def explain(job: JobLike) -> Explanation:
-    """Explains a job's plan. `print` and notebooks show what `joinery explain` prints. Raises JobError."""
+    """Explain a job's plan. `print` and notebooks show what `joinery explain` prints. Raises JobError."""
     from joinery_runtime.cli.common import stored  # noqa: PLC0415
 
     job = _job(job)

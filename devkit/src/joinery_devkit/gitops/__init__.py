@@ -36,7 +36,7 @@ class ArgoVerdict:
 def argo_verdicts(
     objects: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], health_scripts: Mapping[str, str]
 ) -> list[ArgoVerdict]:
-    """Judges objects, each as it is on the cluster and as Git has it. `health_scripts` are Lua by group/kind, as in
+    """Judge objects, each as it is on the cluster and as Git has it. `health_scripts` are Lua by group/kind, as in
     `argocd-cm`. Raises CalledProcessError, with ArgoCD's words on standard error."""
     questions = [{"live": live, "target": target, "health": health_scripts} for live, target in objects]
     command = [str(built_program(_MODULE, "argocd"))]
@@ -54,7 +54,7 @@ def argo_verdicts(
 
 
 def flux_checkout(repository: Path, target: Path) -> None:
-    """Packs a repository's files as Flux's source-controller does, and unpacks them into `target` as its other
+    """Pack a repository's files as Flux's source-controller does, and unpack them into `target` as its other
     controllers do."""
     target.mkdir()
     subprocess.run([str(built_program(_MODULE, "flux")), str(repository), str(target)], check=True)

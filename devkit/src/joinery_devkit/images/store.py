@@ -23,7 +23,7 @@ _LAST_LINES = 20
 
 
 def require_programs() -> None:
-    """Installs missing programs. Raises EnvironmentProblem if that is impossible."""
+    """Install missing programs. Raises EnvironmentProblem if that is impossible."""
     if os.geteuid() != 0:
         raise EnvironmentProblem(
             "The images cannot be built by this user",

@@ -65,7 +65,7 @@ class Node:
         return self._sandbox.detached
 
     def up(self, *, detached: bool = False) -> None:
-        """Brings up a new node, after removing what remains of an earlier one.
+        """Bring up a new node, after removing what remains of an earlier one.
 
         The node ends with this process unless it is `detached`. Raises EnvironmentProblem if the machine cannot run it.
         """

@@ -36,7 +36,7 @@ _LOCK_SECONDS = 300
 
 
 def install(packages: Mapping[str, str]) -> None:
-    """Installs, with apt-get, the packages whose program is missing. Raises EnvironmentProblem if that is
+    """Install, with apt-get, the packages whose program is missing. Raises EnvironmentProblem if that is
     impossible."""
     missing = _missing_packages(packages)
     if not missing:

@@ -202,7 +202,7 @@ def _choose_values(values: tuple[str, ...], chance: np.random.Generator, count: 
 
 
 def _draw_sizes(chance: np.random.Generator, average: np.ndarray) -> np.ndarray:
-    """Sizes up to 20 % from the averages; 0 for a negative average."""
+    """Return sizes up to 20 % from the averages; 0 for a negative average."""
     delta = np.rint(np.maximum(average, 0) * 0.2).astype(np.int64)
     sizes: np.ndarray = np.maximum(average, 0) - delta + chance.integers(0, np.maximum(2 * delta, 1))
     return sizes
@@ -221,7 +221,7 @@ class _Texts:
         return _slice_text(self._letters, chance, sizes)
 
     def words(self, chance: np.random.Generator, count: int, most: int, gap: str = " ") -> pa.Array:
-        """Texts of 3 letters to fewer than `most`, some of them gaps; blanks at the ends are cut off."""
+        """Return texts of 3 letters to fewer than `most`, some of them gaps; blanks at the ends are cut off."""
         text = np.where(self._gaps, np.uint8(ord(gap)), self._letters)
         return pc.utf8_trim(_slice_text(text, chance, chance.integers(3, most, count)), " ")
 
@@ -236,7 +236,8 @@ class _Texts:
         return self.random(chance, _draw_sizes(chance, average_bytes - used))
 
     def channels(self) -> tuple[pa.Array, pa.Array]:
-        """Names and URLs: first those of the hot channels, then 10,000 others, nine tenths with a `channel_id`."""
+        """Return names and URLs: first those of the hot channels, then 10,000 others, nine tenths with a
+        `channel_id`."""
         count = len(_HOT_CHANNELS) + _CHANNELS
         parts = [self.words(self._chance, count, 5, gap="_") for _ in range(3)]
         base = pc.binary_join_element_wise("https://www.nexmark.com", *parts, "item.htm?query=1", "/")

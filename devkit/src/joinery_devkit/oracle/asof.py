@@ -28,7 +28,7 @@ class AsOfStep:
     reached: Time = math.inf
 
     def edit(self, step: Step, rule: AsOfRule, forget: Forget) -> None:
-        """Continues the step with another condition, retention or grace."""
+        """Continue the step with another condition, retention or grace."""
         self.step, self.rule = step, rule
         self.waiting = [forget(LEFT, row) for row in self.waiting]
         self.versions = [forget(RIGHT, version) for version in self.versions]

@@ -38,7 +38,7 @@ class ComposedOracle:
     def epoch(
         self, watermarks: Watermarks, rows: SideBatches, reached: Mapping[str, int] = MappingProxyType({})
     ) -> EpochExpectation:
-        """Replays one epoch, like `Oracle.epoch`. Rows of a step that are late count among `dropped` (S8)."""
+        """Replay one epoch, like `Oracle.epoch`. Rows of a step that are late count among `dropped` (S8)."""
         joined = self._joins.epoch(watermarks, rows, reached)
         read = []
         for number, row in enumerate(joined.joined):
@@ -92,7 +92,7 @@ class TwiceOracle:
         return self._first.depth + self._second.depth
 
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
-        """Replays one epoch, like `Oracle.epoch`."""
+        """Replay one epoch, like `Oracle.epoch`."""
         first = self._first.epoch(watermarks, rows)
         watermark = as_watermark(self._first.handed_on)
         if isinstance(self._first, DeduplicationOracle):

@@ -49,11 +49,11 @@ class DeduplicationOracle:
         self._emitted: set[tuple[int, int]] = set()
 
     def edit(self, job: StreamJoin) -> None:
-        """Continues the job with another lateness."""
+        """Continue the job with another lateness."""
         self._shape = replace(self._shape, job=job)
 
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
-        """Replays one epoch, like `Oracle.epoch`."""
+        """Replay one epoch, like `Oracle.epoch`."""
         lateness = self._shape.rule.allowed_lateness
         waits = self._shape.rule.within - 1 if self._shape.rule.keep == "last" else 0
         self.handed_on = self._closed - waits

@@ -51,7 +51,7 @@ class ChainTimes:
         self._before: list[tuple[Time, Time]] = [(UNKNOWN, UNKNOWN)] * len(steps)
 
     def edit(self, steps: Sequence[Step]) -> None:
-        """Continues the job with steps that have other bounds, types or lateness."""
+        """Continue the job with steps that have other bounds, types or lateness."""
         self._steps = steps
 
     def next(
@@ -211,7 +211,7 @@ class WatermarkOracle:
                 self.saw(name, partition, [])
 
     def edit(self, delays: Mapping[str, int]) -> None:
-        """Continues the job with these delays."""
+        """Continue the job with these delays."""
         self._delays = dict(delays)
 
     def saw(self, name: str, partition: Hashable, times: Iterable[int]) -> None:
@@ -219,7 +219,7 @@ class WatermarkOracle:
         self._times[name].setdefault(partition, []).extend(times)
 
     def settle(self, idle: Mapping[str, Collection[Hashable]] | None = None) -> None:
-        """Settles an epoch after `saw` has taken its rows. What they imply, with the partitions that were idle in that
+        """Settle an epoch after `saw` has taken its rows. What they imply, with the partitions that were idle in that
         epoch, is not taken back by a partition that is new or no longer idle."""
         for name, emitted in self._emitted.items():
             self._emitted[name] = _highest(emitted, self._implied(name, (idle or {}).get(name, ())))

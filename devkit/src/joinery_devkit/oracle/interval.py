@@ -33,7 +33,7 @@ class IntervalStep:
     buffers: tuple[list[KeptRow], list[KeptRow]] = field(default_factory=lambda: ([], []))
 
     def edit(self, step: Step, forget: Forget) -> None:
-        """Continues the step with other bounds, another condition, or a side that is no longer preserved."""
+        """Continue the step with other bounds, another condition, or a side that is no longer preserved."""
         self.step = step
         for side in SIDES:
             self.buffers[side][:] = [replace(waiting, row=forget(side, waiting.row)) for waiting in self.buffers[side]]

@@ -106,7 +106,7 @@ class Oracle:
         return cls(names, steps, output_columns(job, computed), aggregated=aggregated)
 
     def edit(self, edited: Oracle, forgotten: Mapping[int, Sequence[Collection[tuple[str, str]]]]) -> None:
-        """Continues the job as the job of `edited` (M2). By step, and by side, `forgotten` are the columns (by input)
+        """Continue the job as the job of `edited` (M2). By step, and by side, `forgotten` are the columns (by input)
         that rows in the state lack."""
         self.steps, self._columns = edited.steps, edited._columns
         self._chain.edit(self.steps, [_forgetting(forgotten[number]) for number in range(len(self.steps))])
@@ -114,7 +114,7 @@ class Oracle:
     def epoch(
         self, watermarks: Watermarks, rows: SideBatches, reached: Mapping[str, int] = MappingProxyType({})
     ) -> EpochExpectation:
-        """Replays one epoch. `watermarks` are its plan's (None: not known yet), `rows` the readable rows per input.
+        """Replay one epoch. `watermarks` are its plan's (None: not known yet), `rows` the readable rows per input.
         `reached` are the times up to which its plan says that inputs of an as-of join were read, where they are
         behind (A4)."""
         dropped: Dropped = {name: Counter() for name in self.inputs}
@@ -158,7 +158,7 @@ class _Step(Protocol):
     """One step of a chain."""
 
     def edit(self, step: Step, forget: Forget) -> None:
-        """Continues the step as this one."""
+        """Continue the step as this one."""
 
     def epoch(self, rows: Sides, keep_from: tuple[Time, Time], reached: Time, dropped: Drops) -> list[Joined]:
         """Take an epoch's rows of both sides, and return the joined rows. `dropped` counts by side, where the rows

@@ -23,7 +23,7 @@ class ProjectionOracle:
     depth: int = 1
 
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
-        """Replays one epoch, like `Oracle.epoch`. The watermarks count for nothing (P2)."""
+        """Replay one epoch, like `Oracle.epoch`. The watermarks count for nothing (P2)."""
         (name,) = (side.name for side in self.job.inputs)
         read = list(rows.get(name, ()))
         passing = [row.values for row in read if self.where is None or self.where(row.values) is True]

@@ -160,7 +160,7 @@ class SessionOracle:
         self._use(shape)
 
     def edit(self, job: SessionWindow) -> None:
-        """Continues the job with another cap, lateness or retractions."""
+        """Continue the job with another cap, lateness or retractions."""
         self._use(replace(self.shape, job=job))
 
     def _use(self, shape: SessionShape) -> None:
@@ -170,7 +170,7 @@ class SessionOracle:
         self._every = spec.emit.every if spec.emit is not None else None
 
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
-        """Replays one epoch, like `Oracle.epoch`."""
+        """Replay one epoch, like `Oracle.epoch`."""
         self._epoch += 1
         (name,) = self.inputs
         dropped: Counter[str] = Counter()

@@ -152,11 +152,11 @@ class TopNOracle:
         self._rows: dict[tuple[tuple[Hashable, ...], Span], list[Row]] = defaultdict(list)
 
     def edit(self, job: StreamJoin) -> None:
-        """Continues the job with another lateness."""
+        """Continue the job with another lateness."""
         self._shape = replace(self._shape, job=job)
 
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
-        """Replays one epoch, like `Oracle.epoch`."""
+        """Replay one epoch, like `Oracle.epoch`."""
         self._closed = max(self._closed, as_time(watermarks[self._input]) - self._shape.rule.allowed_lateness)
         emitted, dropped = list[dict[str, Any]](), Counter[str]()
         for cell in [cell for cell in self._rows if cell[1][1] <= self._closed]:  # R3

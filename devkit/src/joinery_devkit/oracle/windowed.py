@@ -160,11 +160,11 @@ class WindowOracle:
         self._rows: dict[tuple[Hashable, Span], list[tuple[int, int, int, int, Values]]] = defaultdict(list)
 
     def edit(self, job: StreamJoin) -> None:
-        """Continues the job with another lateness."""
+        """Continue the job with another lateness."""
         self._shape = replace(self._shape, job=job)
 
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
-        """Replays one epoch, like `Oracle.epoch`."""
+        """Replay one epoch, like `Oracle.epoch`."""
         self._arrived += 1
         self.handed_on = self._closed
         watermark = as_time(watermarks[self._input])

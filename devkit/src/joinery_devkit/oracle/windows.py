@@ -18,7 +18,7 @@ class WindowStep(Protocol):
     """A window step. `closed` is the least watermark minus allowedLateness. Its sides are named by numbers."""
 
     def edit(self, step: Step, forget: Forget) -> None:
-        """Continues the step with another condition, or a side that is no longer preserved."""
+        """Continue the step with another condition, or a side that is no longer preserved."""
 
     def close(self, closed: Time) -> list[Joined]:
         """Return the results of the windows that close now."""

@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Generic, TypeVar
 
 import pyarrow as pa
 
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt, RowLimit, SinkWriter, dead_letter_rows
-from joinery_runtime.core.pipeline.operators import SHOWN
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, UnfitRows
 from joinery_runtime.core.table.columns import split_partition
@@ -22,6 +21,7 @@ from joinery_runtime.engine.messages import ShardSummary
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.read_report import LateRecords
 from joinery_runtime.errors import RecordTooLarge, WrittenWithOtherLimit
+from joinery_runtime.formats.convert import quote_value
 from joinery_runtime.formats.json.encode import rows_to_json
 from joinery_runtime.job.model.duration import format_time
 from joinery_runtime.job.model.outputs import ONLY_OUTPUT
@@ -195,36 +195,30 @@ def unfit_rows(step: StepSpec, unfit: Sequence[UnfitRows]) -> LateRecords | None
     if not unfit:
         return None
     name = step.sides[0].time
-    reasons = [f"failed: {reason}" for group in unfit for reason in reasons_of(group)]
-    remaining = iter(reasons)
+    reasons = [[f"failed: {reason}" for reason in reasons_of(group)] for group in unfit]
     letters = [
         dead_letter_rows(
             input_name=name,
             topic=None,
             partition=None,
             offsets=[None] * group.rows.num_rows,
-            reasons=list(islice(remaining, group.rows.num_rows)),
+            reasons=group_reasons,
             values=pa.array(rows_to_json(group.rows), pa.binary()),
         )
-        for group in unfit
+        for group, group_reasons in zip(unfit, reasons, strict=True)
     ]
     rows = concat(letters)
-    return LateRecords(encode(rows), {name: rows.num_rows}, reasons[0])
+    return LateRecords(encode(rows), {name: rows.num_rows}, reasons[0][0])
 
 
 def reasons_of(unfit: UnfitRows) -> Iterator[str]:
     """Say why rows do not fit, and name the group and the window of each."""
     for row, reason in zip(unfit.rows.to_pylist(), unfit.reasons, strict=True):
-        texts = [reason, *(f"{name}={_quote(row[name])}" for name in unfit.keys)]
+        keys = [f"{name}={quote_value(row[name])}" for name in unfit.keys]
         times = [format_time(row[name]) for name in WINDOW_COLUMNS if name in row]
         kind = "session" if SESSION_ID in row else "window"
         where = f"in the {kind} from {times[0]} to {times[-1]}" if len(times) > 1 else f"at {times[0]}"
-        yield f"{texts[0]}; {', '.join([*texts[1:], where])}"
-
-
-def _quote(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+        yield f"{reason}; {', '.join([*keys, where])}"
 
 
 def with_dead_letters(

@@ -198,7 +198,7 @@ class Planner:
         return self._once or records >= budget.records or size >= budget.bytes
 
     def _observe_sources(self, inputs: Inputs, now_ms: int) -> SourceSnapshot:
-        bounds = [bound for of_source in self._ask_bounds(inputs) for bound in of_source]
+        bounds = [bound for source_bounds in self._ask_bounds(inputs) for bound in source_bounds]
         existing = tuple(stop_at_end(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
         self._idleness.observe((bound for bound in existing if not bound.waits), now_ms)
         if self._once:

@@ -13,12 +13,12 @@ T_co = TypeVar("T_co", covariant=True)
 
 def run_at_once(threads: Executor, calls: Sequence[Callable[[], T]]) -> list[T]:
     """Implement `engine.planner.RunCalls`: this thread runs the first call, `threads` run the others meanwhile."""
-    others = [threads.submit(call) for call in calls[1:]]
+    futures = [threads.submit(call) for call in calls[1:]]
     try:
         first = [call() for call in calls[:1]]
     finally:
-        wait(others)
-    return [*first, *(other.result() for other in others)]
+        wait(futures)
+    return [*first, *(future.result() for future in futures)]
 
 
 class BackgroundCall(Generic[T_co]):

@@ -122,7 +122,7 @@ class Rescaler:
             self._apply_scale(executors, requested.autoscale)
 
     def _target_executors(self, context: SparkContext, requested: Scale) -> int | None:
-        """Executors; None: as many as there are."""
+        """Return executors; None: as many as there are."""
         if requested.autoscale is None:
             self._autoscaler = None
             return requested.instances or self._executors

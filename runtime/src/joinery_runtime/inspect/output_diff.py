@@ -202,7 +202,7 @@ class OutputDiff:
             )
 
     def _normalize_spelling(self) -> None:
-        """Rewrites rows whose counts differ to one spelling of JSON, in both tables."""
+        """Rewrite rows whose counts differ to one spelling of JSON, in both tables."""
         self._db.execute("CREATE TABLE plain (hash UBIGINT, text BLOB)")
         rows = "SELECT hash(text) AS hash, text FROM {} WHERE hash(text) IN (SELECT hash FROM differing)"
         query = f"{rows.format('expected')} UNION {rows.format('present')}"

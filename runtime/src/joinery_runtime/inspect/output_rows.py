@@ -127,13 +127,13 @@ def _with_job_types(rows: pl.DataFrame, schema: pa.Schema) -> pl.DataFrame:
     """Give columns of a table the types that the job has for them. Polars takes types from values, which do not tell
     that of a column without any, the digits of a decimal or the zone of a time. A column that a person has given
     another type, or whose values do not fit, stays as it is."""
-    for name, of_job in pl.DataFrame(schema.empty_table()).schema.items():
-        of_table = rows.schema.get(name, of_job)
-        numbers = of_table.is_decimal() and (of_job.is_decimal() or of_job.is_integer())
-        times = isinstance(of_table, pl.Datetime) and isinstance(of_job, pl.Datetime)
-        if of_table != of_job and (of_table == pl.Null or numbers or times):
+    for name, job_type in pl.DataFrame(schema.empty_table()).schema.items():
+        table_type = rows.schema.get(name, job_type)
+        numbers = table_type.is_decimal() and (job_type.is_decimal() or job_type.is_integer())
+        times = isinstance(table_type, pl.Datetime) and isinstance(job_type, pl.Datetime)
+        if table_type != job_type and (table_type == pl.Null or numbers or times):
             with suppress(pl.exceptions.PolarsError):
-                rows = rows.with_columns(pl.col(name).cast(of_job))
+                rows = rows.with_columns(pl.col(name).cast(job_type))
     return rows
 
 

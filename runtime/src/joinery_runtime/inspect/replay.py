@@ -112,7 +112,7 @@ class Replay:
         return [(meta, decode_run(meta, self._segments.blob(key))) for key, meta in segments if predicate(meta)]
 
     def continue_with(self, job: Job) -> None:
-        """Continues with an edit of the job, whose signature and inputs are those of the job before."""
+        """Continue with an edit of the job, whose signature and inputs are those of the job before."""
         self._pipeline, self._clocks = compile_job(job), input_clocks(job)
         self._state = replace(self._state, pipeline=self._pipeline)
         self._worker = self._worker_of(job)

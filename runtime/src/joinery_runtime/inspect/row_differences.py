@@ -147,7 +147,7 @@ def _is_text_of(text: object, value: object) -> bool:
 
 
 def _normalize_rows(rows: Lines) -> Lines:
-    """Rows in one spelling of JSON, so that equal rows are equal bytes."""
+    """Return rows in one spelling of JSON, so that equal rows are equal bytes."""
     normalized: Lines = Counter()
     for line, count in rows.items():
         try:

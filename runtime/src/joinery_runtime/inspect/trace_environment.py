@@ -46,12 +46,12 @@ class TraceEnvironment(Protocol):
 
 
 def sorted_json_rows(tables: Sequence[pa.Table], style: JsonStyle = PLAIN) -> list[dict[str, Any]]:
-    """Rows of a step as JSON values, in the defined order."""
+    """Return rows of a step as JSON values, in the defined order."""
     return [json.loads(line) for line in rows_to_json(sort_rows(tables), style)] if tables else []
 
 
 def sort_rows(tables: Sequence[pa.Table]) -> pa.Table:
-    """Rows of a step in the defined order, without ORDER_COLUMNS. There has to be at least one table."""
+    """Return rows of a step in the defined order, without ORDER_COLUMNS. There has to be at least one table."""
     table = pa.concat_tables(tables)
     rows = table.drop_columns(list(ORDER_COLUMNS))
     # Rows of a chain of joins may share a place, that of the record that arrived last. Then their values decide.

@@ -192,7 +192,7 @@ def _output_diff(job: Job, name: str, content: Content, folder: Path) -> OutputD
 def _empty_verdict(
     job: Job, course: Replayable, first: int | None, last: int | None, diffs: Sequence[OutputDiff]
 ) -> Verdict:
-    """Decides which epochs are judged, as an empty verdict."""
+    """Decide which epochs are judged, as an empty verdict."""
     entries, begin = course.entries, _first_since_edit(job, course)
     newest = min([entries[-1].epoch, *(diff.content.complete_to for diff in diffs)])
     since, until = begin if first is None else first, newest if last is None else min(last, newest)
@@ -266,7 +266,7 @@ def _judge_epoch(
     verdict: Verdict,
     incarnation: str,
 ) -> None:
-    """Judges an epoch by what the epoch log and the epoch's files say."""
+    """Judge an epoch by what the epoch log and the epoch's files say."""
     verdict.log += wrong_counts(entry, replayed)
     verdict.compared.epochs += 1
     for target in outputs.targets:

@@ -214,7 +214,7 @@ def explain_records(
     at: tuple[str, int, int] | None,
     last: int | None = None,
 ) -> Answer:
-    """Explains the records of a key, or one record. `key` are COLUMN=VALUE texts, or else `at` is the place of the
+    """Explain the records of a key, or one record. `key` are COLUMN=VALUE texts, or else `at` is the place of the
     record (topic, partition, offset). Ignores epochs after `last`. Raises JoineryError if the epochs cannot be run
     again, or if no record is found."""
     pipeline = compile_job(job)

@@ -250,7 +250,7 @@ class Epochs(Protocol):
         ...
 
     def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
-        """Rewrites, atomically, every live segment that a release which writes `target` cannot read as it is
+        """Rewrite, atomically, every live segment that a release which writes `target` cannot read as it is
         (`migrations.readable_from`). Returns how many. Before anything is written, raises IncompatibleState if a step
         of the chain is missing (the message names it), or if the state is newer than `target`.
 

@@ -295,7 +295,7 @@ class FileSink(NamesNoStore, BufferedSink):
     # --- recover ----------------------------------------------------------------------------------------------------
 
     def recover(self, recovery: RecoveryContext) -> bool:
-        """Sweeps, but leaves the committed epoch's files to `publish`; those not named go at the next recovery.
+        """Sweep, but leave the committed epoch's files to `publish`; those not named go at the next recovery.
 
         Rejects parts of later epochs than the committed one. They are not this job's, which would overwrite them one by
         one.

@@ -74,8 +74,8 @@ def _average_doubles(sums: pa.Array, counts: pa.Array) -> pa.Array:
 
 
 def _average_whole_numbers(sums: pa.Array, counts: pa.Array) -> pa.Array:
-    """Averages whole numbers to the nearest double. Divides as doubles where these hold the sum exactly, and as Python
-    integers where it is longer."""
+    """Average whole numbers to the nearest double. Divides as doubles where these hold the sum exactly, and as
+    Python integers where it is longer."""
     total, divisor = Sums.of(sums.fill_null(0)), np.maximum(counts.to_numpy(), 1)
     words = total.lower.low.view(np.int64)
     averages = words / divisor
@@ -85,7 +85,7 @@ def _average_whole_numbers(sums: pa.Array, counts: pa.Array) -> pa.Array:
 
 
 def _average_decimals(scale: int, sums: pa.Array, counts: pa.Array) -> pa.Array:
-    """Averages decimals. Arrow truncates the quotient 20 places after the sum's scale, which is enough to detect
+    """Average decimals. Arrow truncates the quotient 20 places after the sum's scale, which is enough to detect
     halves. A longer sum is divided as a Python integer."""
     totals = Sums.of(sums)
     long = np.flatnonzero(~totals.decimal & sums.is_valid().to_numpy(zero_copy_only=False))
@@ -100,13 +100,13 @@ def _average_decimals(scale: int, sums: pa.Array, counts: pa.Array) -> pa.Array:
         return averages
     numbers = totals.take(long).objects() * 10 ** (scale - sums.type.scale)
     divisors = counts.to_numpy()[long].tolist()
-    of_long = [
+    long_averages = [
         Decimal(decimal_text(_rounded_quotient(number, divisor), scale))
         for number, divisor in zip(numbers.tolist(), divisors, strict=True)
     ]
     at = np.arange(len(averages))
     at[long] = len(averages) + np.arange(len(long))
-    return pa.concat_arrays([averages, pa.array(of_long, averages.type)]).take(pa.array(at))
+    return pa.concat_arrays([averages, pa.array(long_averages, averages.type)]).take(pa.array(at))
 
 
 def _rounded_quotient(number: int, divisor: int) -> int:

@@ -140,7 +140,7 @@ class Present:
         return cls(non_null, np.flatnonzero(valid), Groups(starts, len(non_null)), group_numbers, groups.count)
 
     def scatter(self, values: pa.Array) -> pa.Array:
-        """Spreads k values, one per group that has any, over all groups: NULL for the others."""
+        """Spread k values, one per group that has any, over all groups: NULL for the others."""
         if len(self.group_numbers) == self.group_count:
             return values
         at = np.zeros(self.group_count, dtype=np.int64)

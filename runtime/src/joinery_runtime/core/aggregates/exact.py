@@ -217,7 +217,7 @@ class Digits:
     def _trimmed(
         cls, negative: np.ndarray, digits: list[np.ndarray], position: np.ndarray, finite: np.ndarray
     ) -> Digits:
-        """Omits the highest digits that are 0 in all numbers."""
+        """Omit the highest digits that are 0 in all numbers."""
         while digits and not digits[-1].any():
             digits.pop()
         return cls(np.where(negative, np.int64(-1), np.int64(1)), digits, position, finite)

@@ -37,7 +37,7 @@ def limited_lists(
     limit: int | None,
     before: np.ndarray | None = None,
 ) -> States:
-    """Cuts the elements of each field into lists at `offsets` (int64[m + 1]). Lists of more than `limit` elements are
+    """Cut the elements of each field into lists at `offsets` (int64[m + 1]). Lists of more than `limit` elements are
     NULL, and so are those of groups that had too many `before` (bool[m])."""
     sizes = np.diff(offsets)
     over = np.zeros(len(sizes), dtype=bool) if limit is None else sizes > limit
@@ -115,7 +115,7 @@ class Values(Accumulator):
     def _lists(
         self, values: pa.Array, times: np.ndarray, number: np.ndarray, count: int, before: np.ndarray | None = None
     ) -> States:
-        """States from values in order; `number` (int64[n], ascending) is the group of each. For `before` see
+        """Return states from values in order; `number` (int64[n], ascending) is the group of each. For `before` see
         `limited_lists`."""
         offsets = np.searchsorted(number, np.arange(count + 1))
         return limited_lists(self.fields, (values, pa.array(times)), offsets, self.limit, before)

@@ -111,7 +111,7 @@ class Percentile(Accumulator):
     def _states(
         self, values: np.ndarray, counts: np.ndarray, number: np.ndarray, groups: int, before: np.ndarray | None = None
     ) -> States:
-        """States from `counts` of `values` (float64[n]), whose groups `number` (int64[n], ascending) gives. For
+        """Return states from `counts` of `values` (float64[n]), whose groups `number` (int64[n], ascending) gives. For
         `before` see `limited_lists`."""
         starts = np.searchsorted(number, np.arange(groups + 1))
         if self.limit is None and len(values):

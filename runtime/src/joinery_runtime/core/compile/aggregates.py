@@ -45,7 +45,7 @@ ToError = Callable[[str, str], JobError]
 
 
 def compile_session(job: SessionWindow) -> Pipeline:
-    """Compiles a session job. Raises JobError naming `spec.where`, `spec.compute[n].expression` or the SQL if an
+    """Compile a session job. Raises JobError naming `spec.where`, `spec.compute[n].expression` or the SQL if an
     expression does not fit the input, and `spec.aggregates[n].column` if an aggregate does not take the column's
     type."""
 
@@ -222,7 +222,9 @@ def _top_step(
     side = SideSpec(part_behind(top.field, number), rows.inputs, rows.time, intake, flags=True)
     names = {column: name for name, column in aggregation.columns_by_name.items()}
     window_times = arrow_type(job.window_times)
-    calls = tuple(total_call(job, top, number, total, schema) for number, total in enumerate(top.totals or ()))
+    calls = tuple(
+        total_call(job, top, total_number, total, schema) for total_number, total in enumerate(top.totals or ())
+    )
     types = {call.name: accumulator(call).result_type for call in calls}
     added = [
         *(pa.field(name, window_times) for name in WINDOW_COLUMNS),

@@ -38,7 +38,7 @@ _PROJECTED = "rows"  # the part that the side of a projection would have; no seg
 
 
 def compile_only_input(job: StreamJoin) -> Pipeline:
-    """Compiles a job without joins. Raises JobError naming `spec.inputs[0].where`, `spec.select[n].expression`, a field
+    """Compile a job without joins. Raises JobError naming `spec.inputs[0].where`, `spec.select[n].expression`, a field
     of `spec.aggregate`, or the SQL if an expression does not fit the input."""
     (side,) = job.inputs
     condition = input_filter(job, side.name)

@@ -25,7 +25,7 @@ Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 def compile_job(job: Job) -> Pipeline:
-    """Compiles any job. Raises JobError with the place if an expression does not fit the inputs."""
+    """Compile any job. Raises JobError with the place if an expression does not fit the inputs."""
     pipeline, _ = compile_with_functions(job)
     return pipeline
 
@@ -63,7 +63,7 @@ def compile_with_functions(job: Job) -> tuple[Pipeline, DeclaredFunctions]:
 
 
 def compile_join(job: StreamJoin) -> Pipeline:
-    """Compiles a join. Raises JobError naming `spec.joins[n].where`, `spec.select[n].expression` or the SQL if an
+    """Compile a join. Raises JobError naming `spec.joins[n].where`, `spec.select[n].expression` or the SQL if an
     expression does not fit the inputs."""
     check_unions(job)
     if not job.joins and not job.rankings:

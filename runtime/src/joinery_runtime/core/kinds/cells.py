@@ -123,7 +123,7 @@ def _candidates(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarra
 
 
 def cut_by_hash(sides: Sides) -> Iterator[Sides]:
-    """Cuts the rows into pieces of about `rows_at_once` rows, never splitting a hash. This bounds the memory of a
+    """Cut the rows into pieces of about `rows_at_once` rows, never splitting a hash. This bounds the memory of a
     closing and keeps a text column below the 2 GiB that Arrow can address. Each selection is sorted by hash; a piece
     has the same number of selections, in the same order."""
     hashes = [[rows.numbers(HASH) for rows in selections] for selections in sides]

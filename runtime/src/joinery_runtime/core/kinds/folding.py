@@ -62,7 +62,7 @@ class Folding:
         return sorted({name for call, _ in self._columns.values() for name in call.columns})
 
     def fold(self, rows: pa.RecordBatch, times: np.ndarray, groups: Groups) -> pa.RecordBatch:
-        """Accumulates groups of rows. `times` are their event times (int64[n])."""
+        """Accumulate groups of rows. `times` are their event times (int64[n])."""
         folded: list[pa.Array] = []
         for call, aggregate in self._columns.values():
             folded += aggregate.fold(call.values(rows), times, groups)
@@ -80,13 +80,13 @@ class Folding:
 
     def find_misfits(self, states: pa.RecordBatch) -> Mapping[str, Mapping[int, str]]:
         """Why values do not fit, by the aggregate's name in the output and by row of the states."""
-        misfits = {
-            call.name: aggregate.find_misfits(_states(states, _names(aggregate))) for call, aggregate in self._calls
-        }
+        misfits = (
+            (call, aggregate.find_misfits(_states(states, _names(aggregate)))) for call, aggregate in self._calls
+        )
         return {
-            call.name: {row: f"{_text(call)}, in the output as {call.name}: {reason}" for row, reason in rows.items()}
-            for call, _ in self._calls
-            if (rows := misfits[call.name])
+            call.name: {row: _misfit_text(call, reason) for row, reason in reasons.items()}
+            for call, reasons in misfits
+            if reasons
         }
 
     def first_lost(self, states: pa.RecordBatch) -> tuple[int, str] | None:
@@ -95,12 +95,13 @@ class Folding:
         for call, aggregate in self._columns.values():
             if call.limit is not None and states.column(aggregate.fields[0].name).null_count:
                 row, reason = next(iter(aggregate.find_misfits(_states(states, _names(aggregate))).items()))
-                return row, f"{_text(call)}, in the output as {call.name}: {reason}"
+                return row, _misfit_text(call, reason)
         return None
 
 
-def _text(call: AggregateCall) -> str:
-    return f"{call.function}({call.arguments})" if call.arguments else call.function
+def _misfit_text(call: AggregateCall, reason: str) -> str:
+    written = f"{call.function}({call.arguments})" if call.arguments else call.function
+    return f"{written}, in the output as {call.name}: {reason}"
 
 
 def _names(aggregate: Accumulator) -> Names:

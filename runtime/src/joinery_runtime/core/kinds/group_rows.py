@@ -96,7 +96,7 @@ class GroupOutput:
         shown = {name: value.filter(pa.array(unfit)) for name, value in values.items() if name not in _NOT_SHOWN}
         rows = pa.record_batch(list(shown.values()), names=list(shown))
         reasons = tuple(
-            "; ".join(of_rows[number] for of_rows in misfits.values() if number in of_rows)
+            "; ".join(by_row[number] for by_row in misfits.values() if number in by_row)
             for number in np.flatnonzero(unfit).tolist()
         )
         self.unfit.append(UnfitRows(rows, self._keys, reasons))

@@ -144,7 +144,7 @@ class IntervalJoin(Join):
         return Retention(EventTime(), "j3", kept_for_ms=max(0, self.partner_bounds(side)[1] + self.allowed_lateness))
 
     def needs(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
-        """Rows that are not preserved leave without output: no epoch has to read them for that."""
+        """Return whether an epoch has to read the segment: rows that are not preserved leave without output."""
         return not self.expires(side, meta, horizon.previous if step.sides[side].preserved else horizon.current)
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:

@@ -82,7 +82,7 @@ class Pairs:
 
 
 def cut_pairs(step: StepSpec, pairs: Pairs) -> Iterator[Pairs]:
-    """Cuts the pairs into pieces of at most PROJECTED_ROWS, whose stored columns take about PROJECTED_BYTES (a single
+    """Cut the pairs into pieces of at most PROJECTED_ROWS, whose stored columns take about PROJECTED_BYTES (a single
     pair may take more)."""
     return (pairs.where(piece) for piece in pieces(step, pairs))
 

@@ -299,7 +299,7 @@ class GapSessions:
 
 
 def form(step: StepSpec, rows: Sequence[SideRows], gap: int) -> GapSessions:
-    """Forms sessions of all these rows (at least one selection). `number` follows the order of the selections."""
+    """Form sessions of all these rows (at least one selection). `number` follows the order of the selections."""
     hashes = np.concatenate([chosen.numbers(HASH) for _, chosen in rows])
     times = np.concatenate([chosen.numbers(TS) for _, chosen in rows])
     left, right = step.sides[LEFT].intake, step.sides[RIGHT].intake

@@ -64,7 +64,7 @@ def to_array(value: Value, count: int) -> pa.Array:
 
 
 def as_column(value: Value) -> Value:
-    """Narrows a decimal that is too wide for a column to 38 digits. Raises ArrowInvalid for a value that has more."""
+    """Narrow a decimal that is too wide for a column to 38 digits. Raises ArrowInvalid for a value that has more."""
     kind = value.type
     if not pa.types.is_decimal(kind) or kind.precision <= PRECISION:
         return value
@@ -234,7 +234,7 @@ def multiply(a: Value, b: Value) -> Value:
 
 
 def _scale_interval(a: Value, b: Value) -> Value:
-    """Multiplies an interval by an integer. Rejects other types unless one is NULL."""
+    """Multiply an interval by an integer. Rejects other types unless one is NULL."""
     kinds = {a.type, b.type}
     if DURATION in kinds and all(kind == DURATION or pa.types.is_integer(kind) for kind in kinds) and len(kinds) == 2:
         return pc.multiply_checked(*(v.cast(DURATION if v.type == DURATION else pa.int64()) for v in (a, b)))
@@ -287,7 +287,7 @@ def concat(a: Value, b: Value) -> Value:
 
 
 def cast(value: Value, kind: pa.DataType) -> Value:
-    """Casts a value. Raises ArrowInvalid for one that does not fit; a cast to double takes the nearest double."""
+    """Cast a value. Raises ArrowInvalid for one that does not fit; a cast to double takes the nearest double."""
     if pa.types.is_decimal(kind) and pa.types.is_integer(value.type):
         return convert(value, kind)
     if _is_time(kind) and not pa.types.is_null(value.type):

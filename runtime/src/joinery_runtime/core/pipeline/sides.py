@@ -169,9 +169,9 @@ class SideSpec:
 
 
 def stored_rows(spec: SideSpec, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of a segment with the columns that the job stores now. A segment written before an edit of the job may hold
-    more user columns or lack some. A column that is missing or had another type becomes null, except the event time,
-    which comes from `$ts`. Rows from before the job emitted early results count as changed before all of these.
+    """Return rows of a segment with the columns that the job stores now. A segment written before an edit of the job
+    may hold more user columns or lack some. A column that is missing or had another type becomes null, except the event
+    time, which comes from `$ts`. Rows from before the job emitted early results count as changed before all of these.
     Aggregates that an earlier release stored in a narrower type get the wider one."""
     schema, written_schema = spec.segment_schema(), batch.schema
     if EARLY in schema.names and EARLY not in written_schema.names:

@@ -40,7 +40,7 @@ MAX_DECODED_BYTES = 64 << 20
 def choose(
     segments: Iterable[SegmentMeta], owned: HashRange, *, kept_for_ms: int | None, checkpoint: bool
 ) -> list[list[SegmentMeta]]:
-    """Chooses groups of two or more segments of one part to merge, each into one segment per range of `pieces`.
+    """Choose groups of two or more segments of one part to merge, each into one segment per range of `pieces`.
 
     Rows kept without end (`kept_for_ms` None) have no time to be grouped by, and only a merge drops superseded ones. So
     their large segments merge too, once enough of them overlap. Only segments that lie entirely in `owned` take part:
@@ -99,7 +99,7 @@ def _tier_groups(segments: Iterable[SegmentMeta], least: int, width: int | None)
 
 
 def _cut(group: Iterable[SegmentMeta], sizes: Iterable[int], most: int) -> list[list[SegmentMeta]]:
-    """Cuts a group into consecutive parts of two or more segments whose total size stays below the limit."""
+    """Cut a group into consecutive parts of two or more segments whose total size stays below the limit."""
     parts: list[list[SegmentMeta]] = [[]]
     total = 0
     for segment, size in zip(group, sizes, strict=True):

@@ -60,7 +60,7 @@ def xxh3(column: pa.Array) -> np.ndarray:
 
 
 def key_hash(columns: Sequence[pa.Array], xxh3: Callable[[pa.Array], np.ndarray] = xxh3) -> np.ndarray:
-    """Hashes n rows (uint64[n]). `columns` are the key columns, n values each. `xxh3` may be another implementation of
+    """Hash n rows (uint64[n]). `columns` are the key columns, n values each. `xxh3` may be another implementation of
     the function of that name."""
     hashes = np.ones(len(columns[0]), dtype=np.uint64)
     for column in columns:
@@ -69,13 +69,13 @@ def key_hash(columns: Sequence[pa.Array], xxh3: Callable[[pa.Array], np.ndarray]
 
 
 def spread_hash(partitions: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Hashes partitions and offsets (uint64[n]), for rows that no key assigns to a shard."""
+    """Hash partitions and offsets (uint64[n]), for rows that no key assigns to a shard."""
     packed = (partitions.astype(np.uint64) << np.uint64(48)) ^ offsets.astype(np.uint64)
     return _mix((np.uint64(1) * _GOLDEN) ^ packed)
 
 
 def partition_hash(partitions: np.ndarray) -> np.ndarray:
-    """Hashes partitions (uint64[n]), for rows that stay together. Multiples of the golden ratio spread few of them more
+    """Hash partitions (uint64[n]), for rows that stay together. Multiples of the golden ratio spread few of them more
     evenly over the hashes than a random hash does."""
     return partitions.astype(np.uint64) * _GOLDEN
 

@@ -68,7 +68,7 @@ def _murmur2(texts: pa.Array) -> NDArray[np.uint32]:
 
 
 def _murmur2_of_short(data: pa.Buffer, starts: np.ndarray, lengths: np.ndarray) -> NDArray[np.uint32]:
-    """Hashes short keys together: word by word, over all keys that have that word."""
+    """Hash short keys together: word by word, over all keys that have that word."""
     m = np.uint32(_M)
     # A word may begin at any byte, and the last one may reach beyond its key.
     padded = np.concatenate([np.frombuffer(data, np.uint8), np.zeros(4, np.uint8)])
@@ -89,7 +89,7 @@ def _murmur2_of_short(data: pa.Buffer, starts: np.ndarray, lengths: np.ndarray) 
 
 
 def _murmur2_of_one(text: bytes) -> int:
-    """Hashes one key of any length."""
+    """Hash one key of any length."""
     words_end, bits = len(text) & ~3, 0xFFFFFFFF
     h = _SEED ^ len(text)
     for word in np.frombuffer(text[:words_end], "<u4").tolist():

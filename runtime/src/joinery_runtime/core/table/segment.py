@@ -60,7 +60,7 @@ class Run:
 
     @classmethod
     def sort(cls, batch: pa.RecordBatch, *, by_offset: bool = False) -> Run:
-        """Sorts a batch. `by_offset` also orders rows of one hash and time, by (offset, partition), as versions need
+        """Sort a batch. `by_offset` also orders rows of one hash and time, by (offset, partition), as versions need
         (rule A1)."""
         ties = [OFFSET, PARTITION] if by_offset else []
         order = by_hash_and_time(*(batch.column(name).to_numpy() for name in (HASH, TS, *ties)))
@@ -92,7 +92,7 @@ def merge(runs: Sequence[Run], *, by_offset: bool = False) -> Run:
 
 
 def concat(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-    """Concatenates batches, with the first one's columns in its order. Later batches must have all of these columns;
+    """Concatenate batches, with the first one's columns in its order. Later batches must have all of these columns;
     others are skipped."""
     listed = list(batches)
     names = listed[0].schema.names

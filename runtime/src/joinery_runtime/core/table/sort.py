@@ -46,7 +46,7 @@ def by_hash_and_time(hashes: np.ndarray, times: np.ndarray, *ties: np.ndarray) -
 
 
 def _break_ties(order: np.ndarray, packed: np.ndarray, ties: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Sorts by `ties` where `packed` is equal, which here means the same hash and time."""
+    """Sort by `ties` where `packed` is equal, which here means the same hash and time."""
     ordered = packed[order]
     equals_next = ordered[1:] == ordered[:-1]
     tied = np.append(equals_next, False) | np.append(False, equals_next)

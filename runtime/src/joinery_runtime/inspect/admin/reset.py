@@ -39,7 +39,7 @@ DONE = "Done. A driver that was running has been fenced: it ends. Start the job 
 def reset_command(
     job: Job, name: str, target: Target, *, dry_run: bool, drop_planned: bool, say: Callable[[str], None]
 ) -> None:
-    """Says what changes per partition, and changes it unless `dry_run`. Raises JoineryError; then nothing changed."""
+    """Say what changes per partition, and change it unless `dry_run`. Raises JoineryError; then nothing changed."""
     job = durable(job)
     side = _find_input(job, name)
     kafka = side.kafka

@@ -120,7 +120,7 @@ def parse_time(option: str, text: str) -> int:
 
 
 def plan_reset(state: InputState, target: Target, broker: BrokerOffsets) -> Reset:
-    """Works out a reset. Raises JoineryError for a partition or an offset that the broker does not have."""
+    """Work out a reset. Raises JoineryError for a partition or an offset that the broker does not have."""
     new = _new_offsets(target, broker)
     ids = ((topic, state.topic_ids.get(topic), now) for topic, now in sorted(broker.topic_ids.items()))
     recreated = tuple(topic for topic, before, now in ids if before and now and before != now)

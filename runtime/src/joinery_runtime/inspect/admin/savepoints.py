@@ -175,7 +175,7 @@ def output_text(job: Job, record: JobRecord) -> str:
 
 
 def restore(store: StateStore, job: Job, name: str) -> Repeat:
-    """Goes back to the savepoint. Fences the running driver first, so that nothing else repeats than is reported."""
+    """Go back to the savepoint. Fences the running driver first, so that nothing else repeats than is reported."""
     repeats(store, job, name)
     store.acquire(job.name)
     repeat = repeats(store, job, name)

@@ -97,10 +97,10 @@ def read_ranking_of_groups(numbering: Numbering, chosen: Chosen, groups: Groupin
     """Read the conditions of QUALIFY on the rows of groups (rule R6); None: there are none, or the report says what is
     wrong with them."""
     before = len(scope.report.problems)
-    of_rows = [part for part in numbering.conditions if all(map(is_total, part.find_all(exp.Window)))]
-    conditions = [part for part in numbering.conditions if part not in of_rows]
+    row_conditions = [part for part in numbering.conditions if all(map(is_total, part.find_all(exp.Window)))]
+    conditions = [part for part in numbering.conditions if part not in row_conditions]
     texts = []
-    for part in of_rows:
+    for part in row_conditions:
         condition = over_groups(with_totals(part, chosen, groups, scope), chosen, groups, scope)
         texts.append(condition.sql(comments=False))
     having = {"having": " AND ".join(texts if len(texts) == 1 else (f"({text})" for text in texts))} if texts else {}

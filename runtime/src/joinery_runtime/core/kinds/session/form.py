@@ -109,7 +109,7 @@ def _extent(elements: Elements, begin: np.ndarray) -> np.ndarray:
 
 
 def _cut(elements: Elements, begin: np.ndarray, max_duration: int) -> np.ndarray:
-    """Cuts the chains that begin at `begin` into sessions shorter than `max_duration`. Returns where these begin."""
+    """Cut the chains that begin at `begin` into sessions shorter than `max_duration`. Returns where these begin."""
     long = _extent(elements, begin) >= max_duration
     stop = np.append(begin[1:], len(elements))
     begins = [begin]
@@ -126,7 +126,7 @@ def _room(extents: np.ndarray, max_duration: int) -> int:
 
 
 def _cut_chains(elements: Elements, begin: np.ndarray, stop: np.ndarray, max_duration: int) -> np.ndarray:
-    """Cuts these chains. A session that begins with an element ends before the first element whose end is
+    """Cut these chains. A session that begins with an element ends before the first element whose end is
     `max_duration` or more after its start. The chains are lined up on one time axis, so that one binary search finds
     for every element where the next session would begin."""
     count = stop - begin
@@ -217,7 +217,7 @@ class AcceptedArrivals:
 def accept_arrivals(
     side: SideSpec, parameters: SessionParameters, work: StepWork, rows: pa.RecordBatch, state_rows: pa.RecordBatch
 ) -> AcceptedArrivals:
-    """Decides which arrivals go into sessions. Sessions whose last row is before the horizon are no longer kept."""
+    """Decide which arrivals go into sessions. Sessions whose last row is before the horizon are no longer kept."""
     evicted = work.horizons[0].current
     accept_from, on_time = work.accept_from[0], rows
     if parameters.drop_late and accept_from is not None:

@@ -47,7 +47,7 @@ class Panes:
         self._folding = Folding(aggregates)
 
     def add(self, rows: pa.RecordBatch, stored: ReplaceableRows) -> pa.RecordBatch:
-        """Folds n > 0 prepared rows into their panes. Returns the new rows of the state, and removes from `stored`
+        """Fold n > 0 prepared rows into their panes. Returns the new rows of the state, and removes from `stored`
         those that they replace."""
         arrived = self._fold(in_defined_order(rows, self._aggregates) if self._intake.chained else rows)
         hashes, times = np.sort(pc.unique(arrived.column(HASH)).to_numpy()), arrived.column(TS).to_numpy()

@@ -234,7 +234,7 @@ def _width_bucket(x: Value, low: Value, high: Value, count: Value) -> Value:
 
 
 def _as_numpy(*values: Value) -> list[Any]:
-    """Numbers as NumPy arrays of one length, with 1 for a NULL."""
+    """Return numbers as NumPy arrays of one length, with 1 for a NULL."""
     length = row_count(values)
     arrays = [to_array(value, length) for value in values]
     return [pc.fill_null(array, 1).to_numpy(zero_copy_only=False) for array in arrays]

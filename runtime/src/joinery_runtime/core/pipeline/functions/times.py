@@ -74,7 +74,7 @@ def _known_zone(zone: str) -> str:
 
 
 def timestamps(ms: Any, valid: Any = True) -> pa.Array:
-    """Timestamps of milliseconds. Rows outside the years 1 to 9999, and those that are not `valid`, fail."""
+    """Return timestamps of milliseconds. Rows outside the years 1 to 9999, and those that are not `valid`, fail."""
     inside = (ms >= EVENT_TIME_MIN) & (ms <= EVENT_TIME_MAX) & valid
     require(pa.array(inside), _OUTSIDE)
     return pa.array(ms, pa.int64()).cast(TIMESTAMP)
