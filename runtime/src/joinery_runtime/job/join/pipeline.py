@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import PrivateAttr
@@ -24,6 +25,17 @@ from joinery_runtime.job.model.unions import InputUnion, united
 from joinery_runtime.job.sql import SqlInput, SqlUnion, Translation, fitting_stars, translate, unions_of
 
 _ANY_RANKING = TypeVar("_ANY_RANKING", bound=RankingKind)
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(slots=True)
+class _Readings:
+    """What was read off the `spec` of a job, by name, for one naming of stars. It makes no difference to whether two
+    jobs are equal."""
+
+    spec: StreamJoinSpec | None = dataclasses.field(default=None, compare=False)
+    stars: Naming | None = dataclasses.field(default=None, compare=False)
+    values: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
 
 class JoinPipeline(Job):
@@ -49,8 +61,17 @@ class JoinPipeline(Job):
     spec: StreamJoinSpec
     # No field, as the names of `StreamJoin`: it comes from the state store, and a resource cannot say it.
     _stored_stars: Naming | None = PrivateAttr(default=None)
-    # The inputs, beside the `spec` of which they are: reading them off `sql` for each column would be slow.
-    _inputs_of_spec: tuple[StreamJoinSpec, tuple[Input, ...]] | None = PrivateAttr(default=None)
+    # Reading `sql` for each column would be slow.
+    _readings: _Readings = PrivateAttr(default_factory=_Readings)
+
+    def _remember(self, name: str, read: Callable[[], _T]) -> _T:
+        """Return what `read` returns, computed once for this `spec`. A copy may have another one."""
+        if self._readings.spec is not self.spec or self._readings.stars != self._stored_stars:
+            self._readings = _Readings(self.spec, self._stored_stars)
+        if name not in self._readings.values:
+            self._readings.values[name] = read()
+        value: _T = self._readings.values[name]
+        return value
 
     def unwise_settings(self) -> Iterator[Finding]:
         aggregation = self.aggregation
@@ -71,19 +92,23 @@ class JoinPipeline(Job):
         under further aliases."""
         if self.spec.sql is None and not self.spec.unions:
             return self.spec.inputs
-        if self._inputs_of_spec is None or self._inputs_of_spec[0] is not self.spec:
-            read_once = self._read_once
-            by_name = {side.name: side for side in read_once}
+
+        def list_inputs() -> tuple[Input, ...]:
+            by_name = {side.name: side for side in self._read_once}
             repeats = self._translation("whenNeeded").repeats if self.spec.sql is not None else {}
             repeated = (_read_again(by_name[name], alias) for alias, name in repeats.items() if name in by_name)
-            self._inputs_of_spec = (self.spec, (*read_once, *repeated))
-        return self._inputs_of_spec[1]
+            return (*self._read_once, *repeated)
+
+        return self._remember("inputs", list_inputs)
 
     @property
     def _read_once(self) -> tuple[Input, ...]:
-        by_name = {source.name: source for source in self.spec.inputs}
-        repeated = (_read_again(by_name[name], alias) for alias, name in self._repeated_branches.items())
-        return united((*self.spec.inputs, *repeated), self.unions)
+        def unite_inputs() -> tuple[Input, ...]:
+            by_name = {source.name: source for source in self.spec.inputs}
+            repeated = (_read_again(by_name[name], alias) for alias, name in self._repeated_branches.items())
+            return united((*self.spec.inputs, *repeated), self.unions)
+
+        return self._remember("read once", unite_inputs)
 
     @property
     def _repeated_branches(self) -> Mapping[str, str]:
@@ -142,7 +167,9 @@ class JoinPipeline(Job):
         sql = self._from_sql
         if sql is None:
             return self.spec.joins
-        return tuple(JoinStep.model_validate(step, context=PLAIN_NUMBERS) for step in sql.steps)
+        return self._remember(
+            "joins", lambda: tuple(JoinStep.model_validate(step, context=PLAIN_NUMBERS) for step in sql.steps)
+        )
 
     @property
     def aggregation(self) -> Aggregation | None:
@@ -150,7 +177,9 @@ class JoinPipeline(Job):
         sql = self._from_sql
         if sql is None:
             return self.spec.aggregate
-        return None if sql.aggregate is None else Aggregation.model_validate(sql.aggregate, context=PLAIN_NUMBERS)
+        if sql.aggregate is None:
+            return None
+        return self._remember("aggregation", lambda: Aggregation.model_validate(sql.aggregate, context=PLAIN_NUMBERS))
 
     @property
     def aggregations(self) -> tuple[Aggregation, ...]:
@@ -261,14 +290,19 @@ class JoinPipeline(Job):
 
     @property
     def _from_sql(self) -> Translation | None:
-        if self.spec.sql is None:
+        sql = self.spec.sql
+        if sql is None:
             return None
-        if self._stored_stars is not None:
-            return self._translation(self._stored_stars)
-        in_postgres = any(output.postgres is not None for output in self.outputs)
-        conditions = (output.when for output in self.outputs if output.when is not None)
-        mentioned = {*self.named_columns, *words_of(conditions)}
-        return self._translation(fitting_stars(self.spec.sql, self._translation, mentioned, in_postgres=in_postgres))
+
+        def translate_sql() -> Translation:
+            if self._stored_stars is not None:
+                return self._translation(self._stored_stars)
+            in_postgres = any(output.postgres is not None for output in self.outputs)
+            conditions = (output.when for output in self.outputs if output.when is not None)
+            mentioned = {*self.named_columns, *words_of(conditions)}
+            return self._translation(fitting_stars(sql, self._translation, mentioned, in_postgres=in_postgres))
+
+        return self._remember("sql", translate_sql)
 
     def _translation(self, stars: Naming) -> Translation:
         assert self.spec.sql is not None, "asked of SQL alone"
