@@ -1,5 +1,5 @@
 """Records of one key in a topic against rule J2, for joins that emit rows without a match: which shard writes a record,
-in which order, and whether a warning tells of keys without an order. Straight, restarted and rescaled."""
+in which order, and whether a warning tells of keys without an order. Straight, and restarted and rescaled in turn."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +125,11 @@ def steps_of(inputs: Sequence[str]) -> list[Step]:
     return [*steps, {"end": True}]
 
 
-RUNS: Mapping[str, Sequence[Step]] = {
-    "straight": (),
-    "restarted": ({"restart": True},),
-    "rescaled": ({"rescale": 3}, {"restart": True}),
+RUNS: Mapping[str, Sequence[Sequence[Step]]] = {
+    "straight": [()],
+    "disturbed": [[{"restart": True}], [{"rescale": 3}, {"restart": True}], [{"rescale": 8}]],
 }
-"""What happens after each step."""
+"""What happens after the steps, in turn."""
 
 
 def run(job: Job, steps: Sequence[Step], cache: Path) -> Topic:
@@ -179,7 +179,8 @@ def test_records_of_a_key_are_in_order_or_a_warning_tells_that_they_are_not(
     assert [unordered in words for words in warnings] == [True] * (unordered != "")
     assert list(order_warnings(ordered)) == []
     several = 0
-    steps = [step for rows in steps_of(inputs) for step in (rows, *RUNS[between])]
+    events = cycle(RUNS[between])
+    steps = [step for rows in steps_of(inputs) for step in (rows, *next(events))]
     topic = run(ordered, steps, tmp_path / "ordered")
     for epoch_and_key, rows in topic.expected().items():
         if epoch_and_key[1] != NO_KEY:

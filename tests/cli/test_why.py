@@ -207,14 +207,14 @@ def test_a_file_is_named_by_the_end_of_its_path() -> None:
 # --- every kind -------------------------------------------------------------------------------------------------------
 
 
-def _places(trace: Trace) -> list[str]:
+def _places(trace: Trace) -> list[tuple[str, int, int]]:
     seen: Counter[tuple[str, int]] = Counter()
     positions = []
     for step in trace.steps:
         for name, rows in rows_by_input(step.action).items():
             for row in rows:
                 at = (name, row.get(PARTITION, 0))
-                positions.append(f"{name}:{at[1]}={seen[at]}")
+                positions.append((*at, seen[at]))
                 seen[at] += 1
     return positions
 
@@ -231,12 +231,13 @@ def _places(trace: Trace) -> list[str]:
         "aggregates/g4-groups",
     ],
 )  # fmt: skip
-def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str, tmp_path: Path) -> None:
+def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str) -> None:
     (trace,) = [trace for trace in load_traces() if trace.name == name]
-    job, steps = parse_job(json.dumps(trace.job), "job.yaml", plain_numbers=True), tmp_path / "steps.jsonl"
-    steps.write_text("".join(json.dumps(step.action) + "\n" for step in trace.steps))
-    lines = list(run_trace(job, [step.action for step in trace.steps], MemoryStore()))
-    answers: list[Answer] = [why_command(job, (), position, None, steps) for position in _places(trace)]
+    job, store = parse_job(json.dumps(trace.job), "job.yaml", plain_numbers=True), MemoryStore()
+    steps = [step.action for step in trace.steps]
+    lines = list(run_trace(job, steps, store))
+    inputs = inputs_of(job, steps)
+    answers: list[Answer] = [explain_records(job, store, inputs, (), at) for at in _places(trace)]
     explained = [record for answer in answers for record in answer.records]
     reasons = Counter(record.reason for record in explained if record.reason not in {None, "dead letter"})
     meant = sum((Counter({"late": sum(line["late"].values())}) for line in lines), Counter())

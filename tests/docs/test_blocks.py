@@ -13,7 +13,6 @@ import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,12 +59,13 @@ def unclear(block: Block) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_has_a_kind_that_is_checked(page: Path) -> None:
-    assert [(block.location, why) for block in blocks_of(page) if (why := unclear(block))] == []
-    outside = prose(page)
-    assert "```" not in outside, "a fence that does not end, or is indented otherwise than it began"
-    assert re.findall(r"\n\n {4}\S.*", outside) == [], "an indented block: put it between ``` with its language"
+def test_every_block_has_a_kind_that_is_checked() -> None:
+    assert [(block.location, why) for page in PAGES for block in blocks_of(page) if (why := unclear(block))] == []
+    for page in PAGES:
+        outside = prose(page)
+        assert "```" not in outside, f"{page}: a fence that does not end, or is indented otherwise than it began"
+        indented = re.findall(r"\n\n {4}\S.*", outside)
+        assert not indented, f"{page}: an indented block: put it between ``` with its language"
 
 
 def test_what_is_not_checked_is_found() -> None:
@@ -502,19 +502,26 @@ def test_mistakes_in_commands_are_found(line: str) -> None:
         check_line(line)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_in_the_prose_exist(page: Path) -> None:
-    for code in inline_code(page):
-        name, _, rest = code.partition(" ")
-        if "COMMAND" in rest:  # any
-            continue
-        if name == "joinery" and rest:
-            for words in simple_commands(code):
-                check_joinery(words[1:], complete=False)
-        elif code.startswith("kubectl joinery "):
-            check_plugin(shlex.split(code)[2:], complete=False)
-        elif name in {"make", "docker"} and rest:
-            CHECKS[name](shlex.split(rest))
+def check_inline(code: str) -> None:
+    name, _, rest = code.partition(" ")
+    if "COMMAND" in rest:  # any
+        return
+    if name == "joinery" and rest:
+        for words in simple_commands(code):
+            check_joinery(words[1:], complete=False)
+    elif code.startswith("kubectl joinery "):
+        check_plugin(shlex.split(code)[2:], complete=False)
+    elif name in {"make", "docker"} and rest:
+        CHECKS[name](shlex.split(rest))
+
+
+def test_commands_in_the_prose_exist() -> None:
+    for code, site in {code: page for page in PAGES for code in inline_code(page)}.items():
+        try:
+            check_inline(code)
+        except (AssertionError, FileNotFoundError) as error:
+            error.add_note(f"{site}: `{code}`")
+            raise
 
 
 # --- with the real kubectl and helm -----------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PACKAGES = [ROOT / f"{name}/src/joinery_{name}" for name in ("runtime", "operator", "devkit")]
 PAGES = sorted(
@@ -18,7 +16,6 @@ PAGES = sorted(
         *(ROOT / "devkit").rglob("*.md"),
     ]
 )
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @cache
@@ -30,22 +27,28 @@ def anchors(page: Path) -> set[str]:
     return {title.strip().lower().replace(" ", "-") for title in plain} | set(re.findall(r'<a id="([^"]+)"', text))
 
 
-@every_page
-def test_links_lead_somewhere(page: Path) -> None:
-    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()) if "://" not in link]
-    for link in links:
-        target, _, anchor = link.partition("#")
-        file = (page.parent / target).resolve() if target else page
-        assert file.exists(), link
-        assert not anchor or anchor in anchors(file), link
+def leads_somewhere(page: Path, link: str) -> bool:
+    target, _, anchor = link.partition("#")
+    file = (page.parent / target).resolve() if target else page
+    return file.exists() and (not anchor or anchor in anchors(file))
 
 
-@every_page
-def test_files_that_are_named_exist(page: Path) -> None:
-    named = re.findall(r"`([\w.-]+(?:/[\w.-]+)*/[\w.-]*\.(?:py|md|yaml|jsonl|sh|Dockerfile))`", page.read_text())
-    folders = [ROOT, page.parent, *PACKAGES, *(package.parent for package in PACKAGES)]
-    for name in named:
-        assert any((folder / name).exists() for folder in folders), name
+def test_links_lead_somewhere() -> None:
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text())]
+    assert len(links) > 500
+    assert not [(page, link) for page, link in links if "://" not in link and not leads_somewhere(page, link)]
+
+
+def test_files_that_are_named_exist() -> None:
+    named_file = r"`([\w.-]+(?:/[\w.-]+)*/[\w.-]*\.(?:py|md|yaml|jsonl|sh|Dockerfile))`"
+    named = {(page, name) for page in PAGES for name in re.findall(named_file, page.read_text())}
+    packages = [*PACKAGES, *(package.parent for package in PACKAGES)]
+    missing = [
+        (page, name)
+        for page, name in named
+        if not any((folder / name).exists() for folder in (ROOT, page.parent, *packages))
+    ]
+    assert not missing
 
 
 def test_some_files_are_named() -> None:
