@@ -111,3 +111,60 @@ def test_a_plan_is_held_before_any_bounds_were_asked_for(broker, topic) -> None:
         assert not planner.pin([ref(topic)])
         eventually(lambda: planner.pin([ref(topic)]))
         assert planner.is_pinned()
+
+
+class Questions:
+    """Counts what a planner asks its broker."""
+
+    def __init__(self, planner, monkeypatch) -> None:
+        self.topics, self.offsets = 0, 0
+        describe, ask = planner._admin.topics, planner._admin.ask
+
+        def topics(names):
+            self.topics += bool(names)
+            return describe(names)
+
+        def offsets(partitions, spec):
+            self.offsets += bool(partitions)
+            return ask(partitions, spec)
+
+        monkeypatch.setattr(planner._admin, "topics", topics)
+        monkeypatch.setattr(planner._admin, "ask", offsets)
+
+
+def test_a_plan_right_after_the_check_of_its_topics_asks_nothing_twice(broker, topic, monkeypatch) -> None:
+    with planning(kafka_input(broker.bootstrap, topic, properties=EAGER)) as planner:
+        stored = StoredOffsets({ref(topic): 3, ref(topic, 1): 0}, topic_ids=ids(planner))
+        joined(planner, stored)
+        monkeypatch.setattr("joinery_runtime.connectors.kafka.planner._FRESH_SECONDS", 60.0)
+        send(broker.bootstrap, topic, [b"more"] * 2)
+        questions = Questions(planner, monkeypatch)
+        assert planner.find_replaced_partitions([ref(topic), ref(topic, 1)], stored.topic_ids) == set()
+        assert plain(planner.bounds(stored))[0] == Bounds(ref(topic), 3, 5)
+        assert (questions.topics, questions.offsets) == (1, 3)
+        send(broker.bootstrap, topic, [b"more"] * 2)
+        assert plain(planner.bounds(stored))[0] == Bounds(ref(topic), 3, 7), "an answer serves one plan"
+        assert (questions.topics, questions.offsets) == (2, 6)
+
+
+def test_a_plan_long_after_the_check_asks_again(broker, topic, monkeypatch) -> None:
+    with planning(kafka_input(broker.bootstrap, topic, properties=EAGER)) as planner:
+        stored = StoredOffsets({ref(topic): 3, ref(topic, 1): 0}, topic_ids=ids(planner))
+        joined(planner, stored)
+        monkeypatch.setattr("joinery_runtime.connectors.kafka.planner._FRESH_SECONDS", -1.0)
+        planner.find_replaced_partitions([ref(topic)], stored.topic_ids)
+        send(broker.bootstrap, topic, [b"more"] * 2)
+        assert plain(planner.bounds(stored))[0] == Bounds(ref(topic), 3, 5)
+
+
+def test_offsets_of_a_topic_that_was_recreated_are_asked_for_again(broker, topic, monkeypatch) -> None:
+    """Those that were asked for before its id was known may be of the former topic."""
+    with planning(kafka_input(broker.bootstrap, topic, onDataLoss="continue", properties=EAGER)) as planner:
+        stored = StoredOffsets({ref(topic): 3, ref(topic, 1): 0}, topic_ids=ids(planner))
+        joined(planner, stored)
+        monkeypatch.setattr("joinery_runtime.connectors.kafka.planner._FRESH_SECONDS", 60.0)
+        recreate(broker, topic, records=5)
+        eventually(lambda: planner.find_replaced_partitions([ref(topic)], stored.topic_ids) == {ref(topic)})
+        questions = Questions(planner, monkeypatch)
+        assert plain(planner.bounds(stored))[0] == Bounds(ref(topic), 0, 5)
+        assert (questions.topics, questions.offsets) == (0, 3)

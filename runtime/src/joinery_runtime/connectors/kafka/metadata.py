@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
@@ -94,12 +94,15 @@ class KafkaMetadata:
         topics = {name: self._describe_topic(name, answer) for name, answer in futures.items()}
         return {name: topic for name, topic in topics.items() if topic is not None}
 
-    def offsets(self, partitions: Collection[PartitionRef], *specs: OffsetQuery) -> list[dict[PartitionRef, int]]:
+    def offsets(
+        self, partitions: Collection[PartitionRef], *specs: OffsetQuery, asked: Sequence[OffsetFutures] = ()
+    ) -> list[dict[PartitionRef, int]]:
         """For each spec, the offsets among committed records (HIGH_WATERMARK: among all). -1 if no record has the
-        spec's timestamp or a later one. Retries for a while when leaders move or partitions have just been created."""
+        spec's timestamp or a later one. Retries for a while when leaders move or partitions have just been created.
+        `asked` are the requests of these partitions and specs, if they were sent already."""
         deadline = time.monotonic() + kafka_errors.SETTLE_SECONDS
         while True:
-            requests = [self.ask(partitions, spec) for spec in specs]
+            requests, asked = asked or [self.ask(partitions, spec) for spec in specs], ()
             codes = {error.code() for futures in requests for _, error in self._find_failures(futures)}
             if not codes & _UNSETTLED or time.monotonic() >= deadline:
                 return [self.answers(futures) for futures in requests]

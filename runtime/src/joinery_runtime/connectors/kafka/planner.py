@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from confluent_kafka.admin import OffsetSpec
 
 from joinery_runtime.connectors.kafka.group import GroupMember
-from joinery_runtime.connectors.kafka.metadata import KafkaMetadata, Topic
-from joinery_runtime.connectors.kafka.positions import LogOffsets, Positions, log_offsets
+from joinery_runtime.connectors.kafka.metadata import KafkaMetadata, OffsetFutures, Topic
+from joinery_runtime.connectors.kafka.positions import LogOffsets, Positions, ask_log_offsets, log_offsets
 from joinery_runtime.connectors.kafka.settings import Cluster, logger
 from joinery_runtime.connectors.kafka.topics import InputTopics
 from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets, StoreIdentity
@@ -21,6 +23,9 @@ from joinery_runtime.job.model.wording import counted
 BEGUN = "topics:begun"
 """The name stored, like a topic with an id, where an input has begun before any topic matched: those that come are read
 from their earliest record, also after a restart. A topic's name cannot have a colon."""
+
+
+_FRESH_SECONDS = 0.1  # how old answers may be with which a plan is made
 
 
 def newest_ranges(name: str, kafka: KafkaInput, records: int) -> list[Range]:
@@ -36,6 +41,18 @@ def newest_ranges(name: str, kafka: KafkaInput, records: int) -> list[Range]:
         for ref, at in offsets_by_partition.items()
         if at.stable
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What brokers told at the end of an epoch, at the time `at` (s of a clock that never goes back): the topics that
+    it read, None for one that does not exist, and the offsets of the `partitions` that were known of these. The next
+    plan, which is made right after that, needs the same, and waits for no further answer."""
+
+    at: float
+    topics: Mapping[str, Topic | None]
+    partitions: Set[PartitionRef]
+    offsets: Sequence[OffsetFutures]
 
 
 class KafkaPlanner:
@@ -57,6 +74,7 @@ class KafkaPlanner:
         self._positions = Positions(kafka, self._admin)
         self._ids: dict[str, str] = {}
         self._ends: dict[PartitionRef, int] = {}
+        self._ahead: _Answers | None = None
         self._warned: set[str] = set()  # fields that name partitions which are not there
         self._reported: set[tuple[PartitionRef, int]] = set()  # losses that the job allows, with the stored offset
 
@@ -67,7 +85,10 @@ class KafkaPlanner:
             if ref.input == self._cluster.input and self._topics.named(ref.topic)
         }
         stored = StoredOffsets(own_offsets, stored.stops, stored.topic_ids)
-        topics = self._topics.existing_topics(stored, self._ends)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.at < time.monotonic() - _FRESH_SECONDS:
+            ahead = None
+        topics = self._topics.existing_topics(stored, self._ends, None if ahead is None else ahead.topics)
         valid = self._topics.valid(stored, topics)
         # What was resolved for topics that were since replaced by others of the same name is forgotten.
         former = {name for name, topic in topics.items() if self._ids.get(name, topic.id) != topic.id}
@@ -77,7 +98,9 @@ class KafkaPlanner:
             del self._ends[ref]
         self._ids |= {name: topic.id for name, topic in topics.items()}
         partitions = {*(ref for topic in topics.values() for ref in topic.partitions), *valid.offsets}
-        offsets_by_partition = log_offsets(self._admin, sorted(partitions))
+        # What was asked before the topics were known holds for them if they are the same as before that.
+        asked = ahead.offsets if ahead is not None and not former and ahead.partitions == partitions else ()
+        offsets_by_partition = log_offsets(self._admin, sorted(partitions), asked)
         self._ends |= {ref: offsets.stable for ref, offsets in offsets_by_partition.items()}
         later = bool(own_offsets) or BEGUN in stored.topic_ids
         starts = self._positions.starts(valid.offsets, offsets_by_partition, later=later)
@@ -124,7 +147,12 @@ class KafkaPlanner:
     def find_replaced_partitions(
         self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
     ) -> set[PartitionRef]:
-        return self._topics.find_replaced_partitions(partitions, topic_ids)
+        names = {ref.topic for ref in partitions}
+        known = frozenset(ref for ref in self._ends if ref.topic in names)
+        offsets, existing = ask_log_offsets(self._admin, known), self._admin.topics(names)
+        described = {name: existing.get(name) for name in names}
+        self._ahead = _Answers(time.monotonic(), described, known, offsets)
+        return self._topics.find_replaced_partitions(partitions, topic_ids, described)
 
     def pin(self, partitions: Collection[PartitionRef]) -> bool:
         # An earlier driver's plan is replayed before any call of `bounds`.

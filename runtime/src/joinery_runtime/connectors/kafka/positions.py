@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka.admin import OffsetSpec
 
-from joinery_runtime.connectors.kafka.metadata import HIGH_WATERMARK, KafkaMetadata
+from joinery_runtime.connectors.kafka.metadata import HIGH_WATERMARK, KafkaMetadata, OffsetFutures, OffsetQuery
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, KafkaInput
 
@@ -26,9 +26,19 @@ class LogOffsets:
 LogOffsetsByPartition = Mapping[PartitionRef, LogOffsets]
 
 
-def log_offsets(admin: KafkaMetadata, partitions: Collection[PartitionRef]) -> dict[PartitionRef, LogOffsets]:
-    """Ask the broker for the present offsets of each partition."""
-    earliest, stable, high = admin.offsets(partitions, OffsetSpec.earliest(), OffsetSpec.latest(), HIGH_WATERMARK)
+_PRESENT: tuple[OffsetQuery, ...] = (OffsetSpec.earliest(), OffsetSpec.latest(), HIGH_WATERMARK)
+
+
+def ask_log_offsets(admin: KafkaMetadata, partitions: Collection[PartitionRef]) -> list[OffsetFutures]:
+    """Send the questions of `log_offsets`, without waiting for the answers."""
+    return [admin.ask(partitions, spec) for spec in _PRESENT]
+
+
+def log_offsets(
+    admin: KafkaMetadata, partitions: Collection[PartitionRef], asked: Sequence[OffsetFutures] = ()
+) -> dict[PartitionRef, LogOffsets]:
+    """Ask the broker for the present offsets of each partition. `asked`: what `ask_log_offsets` has sent for them."""
+    earliest, stable, high = admin.offsets(partitions, *_PRESENT, asked=asked)
     # The answers come at different moments: one may include a record that another does not.
     return {ref: LogOffsets(earliest[ref], stable[ref], max(stable[ref], high[ref])) for ref in partitions}
 

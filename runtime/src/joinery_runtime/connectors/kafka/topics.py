@@ -35,8 +35,14 @@ class InputTopics:
             return topic in self._kafka.named_topics
         return not topic.startswith(_INTERNAL) and self._pattern.fullmatch(topic) is not None
 
-    def existing_topics(self, stored: StoredOffsets, ends: Mapping[PartitionRef, int]) -> dict[str, Topic]:
-        """Return the topics that exist, by name. `ends` are the newest known ends of partitions.
+    def existing_topics(
+        self,
+        stored: StoredOffsets,
+        ends: Mapping[PartitionRef, int],
+        described: Mapping[str, Topic | None] | None = None,
+    ) -> dict[str, Topic]:
+        """Return the topics that exist, by name. `ends` are the newest known ends of partitions. `described` are topics
+        of which the broker has told just now, None for one that does not exist; others are asked for.
 
         Raises SourceError if a named topic does not exist, and DataLoss if a matching one was deleted before it was
         read to its known end.
@@ -45,7 +51,7 @@ class InputTopics:
         if self._pattern is not None and time.monotonic() - self._listed_at >= _LIST_SECONDS:
             self._matching = {name for name in self._admin.names() if self.named(name)}
             self._listed_at = time.monotonic()
-        topics = self._admin.topics(self._matching | read_before)
+        topics = self._describe_topics(self._matching | read_before, described or {})
         missing = self._kafka.named_topics - topics.keys()
         if missing:
             raise self._cluster.at(min(missing)).missing("the broker knows no such topic")
@@ -55,6 +61,11 @@ class InputTopics:
             logger.warning("input %s: no topic matches yet (%s)", self._cluster.input, self._cluster)
         self._waiting = not topics
         return topics
+
+    def _describe_topics(self, names: Collection[str], described: Mapping[str, Topic | None]) -> dict[str, Topic]:
+        unknown = [name for name in names if name not in described]
+        known = {name: topic for name in names if (topic := described.get(name)) is not None}
+        return known | self._admin.topics(unknown)
 
     def valid(self, stored: StoredOffsets, topics: Mapping[str, Topic]) -> StoredOffsets:
         """Return the stored progress of the existing topics. Raises DataLoss if one of them was recreated since."""
@@ -74,14 +85,16 @@ class InputTopics:
         return replace(stored, offsets=offsets, stops={r: stop for r, stop in stored.stops.items() if r.topic in valid})
 
     def find_replaced_partitions(
-        self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
+        self,
+        partitions: Collection[PartitionRef],
+        topic_ids: Mapping[str, str],
+        described: Mapping[str, Topic | None],
     ) -> set[PartitionRef]:
-        """Planned partitions of topics that were deleted or recreated. Raises DataLoss unless the job allows it."""
-        topics = {ref.topic for ref in partitions}
-        existing = self._admin.topics(topics)
+        """Return planned partitions of topics that were deleted or recreated, as the broker has just `described` them.
+        Raises DataLoss unless the job allows it."""
         former: set[str] = set()
-        for name in topics:
-            planned_id, topic = topic_ids.get(name, ""), existing.get(name)
+        for name in {ref.topic for ref in partitions}:
+            planned_id, topic = topic_ids.get(name, ""), described[name]
             if topic is not None and not _ids_differ(planned_id, topic.id):
                 continue
             now = f"the broker has one with id {topic.id}" if topic is not None else "the broker has none of this name"
