@@ -14,6 +14,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts import given_spark
 from joinery_runtime.hosts.given_spark import session_context
 from joinery_runtime.hosts.spark import SparkHost
+from joinery_runtime.hosts.spark_jobs import WORK
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 
 SET_BY_THE_NOTEBOOK = {
@@ -76,7 +77,7 @@ def test_a_job_that_ends_takes_away_what_it_has_set() -> None:
         assert context.environment == {"OF": "the session", "JOINERY_WORKER": "1"}
     assert session.environment == {"OF": "the session"}
     assert (session.tags, session.cancelled) == (set(), [])
-    assert session.restored == {**SET_BY_THE_NOTEBOOK, "callSite.short": None}, "None removes a name"
+    assert session.restored == {**SET_BY_THE_NOTEBOOK, "callSite.short": None, WORK: None}, "None removes a name"
 
 
 def test_an_interrupt_ends_the_spark_job_of_the_epoch() -> None:

@@ -179,6 +179,12 @@ def test_keep_java_names(context: SparkContext, monkeypatch: pytest.MonkeyPatch)
 # --- executors --------------------------------------------------------------------------------------------------------
 
 
+def test_list_in_java(context: SparkContext) -> None:
+    listed = internals.list_in_java(context, range(3))
+    assert str(listed.getClass().getName()) == "java.util.ArrayList"
+    assert list(listed) == [0, 1, 2]
+
+
 def test_list_executors(context: SparkContext) -> None:
     # Java keeps the address of its start: a test before this one may have started it, with or without SPARK_LOCAL_IP.
     local = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
@@ -270,6 +276,10 @@ def test_placed_again_rdd(context: SparkContext) -> None:
 
 def test_has_listeners(context: SparkContext) -> None:
     assert internals.has_listeners(context), "the UI"
+
+
+def test_logs_events(context: SparkContext) -> None:
+    assert internals.logs_events(context) is (context.getConf().get("spark.eventLog.enabled") == "true")
 
 
 def test_post_event(context: SparkContext) -> None:

@@ -6,6 +6,7 @@ import copy
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts.spark import SparkHost, start_context
-from joinery_runtime.hosts.spark_jobs import JobNames, collect_rdd, restore_names
+from joinery_runtime.hosts.spark_jobs import WORK, JobNames, collect_rdd, restore_names
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.wiring import step_titles
 from joinery_runtime.job import job_from
@@ -114,6 +115,41 @@ class TestOnSpark:
                 context.setLocalProperty("spark.scheduler.pool", "another")
             assert {name: context.getLocalProperty(name) for name in before} == before
             assert context.getLocalProperty("spark.job.description") is None
+
+    def test_epochs_of_one_stage_share_what_spark_has_of_them(self, context: SparkContext) -> None:
+        """Each gets its own work, as a property that other jobs of the thread do not have."""
+        worker = FailingWorker("never", RuntimeError(), steps=1)
+        host: Any = SparkHost(context, WorkerSetup("names", worker, 1), "orders")
+        nothing: Any = None
+        context.setLocalProperty(WORK, nothing)
+        with restore_names(context):
+            outcomes = [
+                host.run(work(12)),
+                host.run(replace(work(13), plan=EpochPlan(13, 4, work(13).plan.ranges, {}))),
+            ]
+            assert [len(outcome.shards) for outcome in outcomes] == [2, 4]
+            _, job = host._one_stage
+            assert context.getLocalProperty(WORK) is not None
+            host.run(work(14))
+            assert host._one_stage[1] is job, "Spark keeps the RDDs"
+        assert context.getLocalProperty(WORK) is None
+
+    @pytest.mark.parametrize("unfit", ["work is large", "events are logged"])
+    def test_work_that_is_no_property_comes_with_the_stage(
+        self, context: SparkContext, unfit: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        worker = FailingWorker("never", RuntimeError(), steps=1)
+        host: Any = SparkHost(context, WorkerSetup("names", worker, 1), "orders")
+        with restore_names(context):
+            host.run(work(15))
+            assert context.getLocalProperty(WORK) is not None
+            if unfit == "work is large":
+                monkeypatch.setattr("joinery_runtime.hosts.spark._MOST_IN_PROPERTY", 10)
+            else:  # the log would hold the names of the state's segments twice for each epoch
+                monkeypatch.setattr("joinery_runtime.hosts.spark.logs_events", lambda _: True)
+                host._keeps_jobs = None
+            assert len(host.run(work(16)).shards) == 2
+            assert context.getLocalProperty(WORK) is None
 
     def test_what_is_collected_is_in_the_order_of_the_partitions(self, context: SparkContext) -> None:
         assert collect_rdd(context.parallelize(range(10), 3).map(str), 3) == [str(n) for n in range(10)]

@@ -1,16 +1,18 @@
 """The tasks of an epoch as one Spark job, and the context that runs it.
 
-    one peer:       parallelize([0]) -> mapPartitions(whole) -> collect
+    one peer:       placed_on(nothing) -> mapPartitions(whole) -> collect
     several peers:  placed_on(ranges) -> mapPartitions(read) -> [exchange by peer -> mapPartitions(step)] -> collect
     small epochs:   placed_on(nothing) -> mapPartitions(read_and_step) -> [exchange -> mapPartitions(step)] -> collect
-    co-partitioned: placed_on(ranges) -> mapPartitions(share) -> [exchange to 0 -> mapPartitions(collect)] -> collect
+    co-partitioned: placed_on(nothing) -> mapPartitions(share) -> [exchange to 0 -> mapPartitions(collect)] -> collect
 
 A peer's tasks go to the same executor in every epoch (`hosts.executors`), whose consumers have fetched what comes next,
 and whose caches have the segments of its shards.
 
 The RDD form costs half of the same job as DataFrames, and blocks stay opaque bytes: the JVM never sees a record (see
 docs/architecture.md, "Why an epoch loop of our own"). What stands in brackets comes once per step, or per further step
-of a small epoch; where inputs are co-partitioned, only if peers may have dead letters.
+of a small epoch; where inputs are co-partitioned, only if peers may have dead letters. Without what stands in brackets,
+an epoch has one stage. Spark then keeps the RDDs from epoch to epoch, and gets the epoch's work as a property of the
+job (`RepeatedJob`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from pyspark.errors import PySparkException
 from joinery_runtime.engine.function_calls import ENDED_TODO, calls_in
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.read_report import read_summary
-from joinery_runtime.engine.tasks import MAX_THREADS, WorkerProcesses, deal_ranges, ranges_by_peer
+from joinery_runtime.engine.tasks import MAX_THREADS, WorkerProcesses, deal_ranges
 from joinery_runtime.engine.tasks import make_outcome as epoch_outcome
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, is_full, no_room, says_full
 from joinery_runtime.hosts.exchange_tls import (
@@ -53,13 +55,14 @@ from joinery_runtime.hosts.spark_internals import (
     exchanged_rdd,
     keep_environment_in_java,
     keep_java_names,
+    logs_events,
     placed_again_rdd,
     placed_empty_rdd,
     placed_rdd,
     silence_accumulator_server,
     start_java,
 )
-from joinery_runtime.hosts.spark_jobs import JobNames, collect_rdd
+from joinery_runtime.hosts.spark_jobs import JobNames, RepeatedJob, collect_rdd
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,
@@ -69,7 +72,13 @@ from joinery_runtime.hosts.spark_security import (
     page_defaults,
     security_defaults,
 )
-from joinery_runtime.hosts.spark_tasks import LettersAfterSteps, PeerTask, WorkerSetup, process_for
+from joinery_runtime.hosts.spark_tasks import (
+    LettersAfterSteps,
+    OneStageTask,
+    PeerTask,
+    WorkerSetup,
+    process_for,
+)
 
 # A task's threads give the parallelism: libraries that start threads of their own for each of them only get slower. Not
 # so polars, whose threads are of the whole process: with one, all tasks' calls would wait for each other.
@@ -78,6 +87,9 @@ WORKER_ENVIRONMENT = {"POLARS_MAX_THREADS": str(MAX_THREADS), "OMP_NUM_THREADS":
 # The JVM only moves blocks: compiling its code twice would take the cores from the tasks for a minute. An epoch runs
 # much of Spark's code once, so a method is compiled after 10 calls: after 200, hundreds of epochs would be interpreted.
 _JIT = "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.05"
+# Where Spark starts beside the first epochs, on the same cores, after 40 calls: after 10, much would be compiled that
+# only the start runs.
+_LOCAL_JIT = "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.2"
 
 # Little lives in the heap: blocks of one epoch. Java rejects two collectors, so a job's own choice replaces this one.
 _COLLECTOR = "-XX:+UseSerialGC"
@@ -98,6 +110,10 @@ DEFAULT_CONF = {
 _COLLECTING_EPOCHS = 100
 """After an epoch with dead letters that needed a stage which collects them, as many further ones have it. Without it,
 such an epoch is run twice. Where that repeats rows, all further epochs have it."""
+
+_MOST_IN_PROPERTY = 1 << 20
+"""How many characters of an epoch's work its tasks may get as properties, all together. The driver sends each task its
+own; a large one is better sent as part of the stage, which executors get from each other too."""
 
 _SPARKS_FILES = "Spark's own files"
 _LOG = Path(__file__).with_name("log4j2.properties")
@@ -122,6 +138,8 @@ class SparkHost:
         self._processes = 1
         self._names = JobNames(context, job, steps or tuple(f"join {n + 1}" for n in range(setup.steps)))
         self._executors = ActiveExecutors(context, lambda _: process_for(setup, 1), self._names)
+        self._keeps_jobs: bool | None = None  # unknown before the first epoch of one stage
+        self._one_stage: tuple[tuple[str, ...], RepeatedJob] | None = None  # the peers' places, and their job
 
     def run(self, work: EpochWork) -> EpochOutcome:
         epoch = work.plan.epoch
@@ -210,9 +228,9 @@ class SparkHost:
                 setup = replace(setup, collects_letters=True)
             task = PeerTask(setup, work, peers)
             self._warn_of_exchange(work, task.peers)
-            if task.peers.count == 1:
-                self._names.name_full_stage()
-                return collect_rdd(self._distribute_shares([0], executors).mapPartitions(task.run_whole_epoch), 1)
+            if task.is_one_stage:
+                return self._collect_one_stage(task, executors)
+            self._names.bring_work(None)
             return [result for _, result in collect_rdd(*self._staged_rdd(task, executors))]
         except (Py4JError, ConnectionError) as error:
             if interrupt := _interrupt_before(error):
@@ -246,11 +264,8 @@ class SparkHost:
         """Return the last stage, and how many tasks it has."""
         count = task.peers.count
         if task.peers.co_partitions:
-            ranges = self._distribute_shares(ranges_by_peer(task.work, task.peers), executors)
-            shares = ranges.mapPartitionsWithIndex(task.share)
+            shares = self._distribute_nothing(count, executors).mapPartitionsWithIndex(task.share)
             self._names.name_full_stage(collects=False)
-            if not task.setup.collects_letters:
-                return shares, count
             reports = _exchange_parcels(shares, 1, executors)
             self._names.name_collect_stage()
             return reports.mapPartitionsWithIndex(partial(task.stage, task.setup.stages)), 1
@@ -266,6 +281,27 @@ class SparkHost:
             carried = _exchange_parcels(carried, count, executors).mapPartitionsWithIndex(partial(task.stage, number))
             self._names.name_step_stage(number)
         return carried, count
+
+    def _collect_one_stage(self, task: PeerTask, executors: Sequence[str]) -> list[object]:
+        count = task.peers.count
+        if count == 1:
+            self._names.name_full_stage()
+        elif task.peers.co_partitions:
+            self._names.name_full_stage(collects=False)
+        else:
+            self._names.name_first_stage()
+        if self._keeps_jobs is None:
+            self._keeps_jobs = not logs_events(self._context)  # a log would have the property twice for each epoch
+        text = OneStageTask.text_of(task) if self._keeps_jobs else None
+        if text is None or len(text) * count > _MOST_IN_PROPERTY:
+            self._names.bring_work(None)
+            return collect_rdd(self._distribute_nothing(count, executors).mapPartitionsWithIndex(task.run_stage), count)
+        locations = tuple(executors[n % len(executors)] if executors else "" for n in range(count))
+        if self._one_stage is None or self._one_stage[0] != locations:
+            tasks = self._distribute_nothing(count, executors).mapPartitionsWithIndex(OneStageTask(self._setup).run)
+            self._one_stage = locations, RepeatedJob(tasks, count)
+        self._names.bring_work(text)
+        return self._one_stage[1].collect()
 
     def _distribute_nothing(self, count: int, executors: Sequence[str]) -> RDD[Any]:
         if executors:
@@ -447,15 +483,15 @@ def _default_settings(master: str, named: Mapping[str, str]) -> dict[str, str]:
     defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
     archive = java_options()
     if not runs_under_spark_submit():
-        logging = _log_options(_log_level(master))
-        defaults["spark.driver.defaultJavaOptions"] = f"{_jvm_options('driver', named)} {archive} {logging}"
         if not master:
             defaults["spark.master"] = master = ALONE
+        logging, jit = _log_options(_log_level(master)), _LOCAL_JIT if is_local(master) else _JIT
+        defaults["spark.driver.defaultJavaOptions"] = f"{_jvm_options('driver', named, jit)} {archive} {logging}"
     in_our_image = master.startswith("k8s://") and image_archive() is not None  # executors have the driver's image
     # Of other machines nobody here knows which collector their environment names.
     knows_environment = is_on_this_machine(master) or in_our_image
     defaults["spark.executor.defaultJavaOptions"] = (
-        " ".join(filter(None, (_jvm_options("executor", named), archive, _executor_log_options())))
+        " ".join(filter(None, (_jvm_options("executor", named, _JIT), archive, _executor_log_options())))
         if knows_environment
         else _JIT
     )
@@ -475,12 +511,12 @@ def _default_settings(master: str, named: Mapping[str, str]) -> dict[str, str]:
 _JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS")
 
 
-def _jvm_options(process: Literal["driver", "executor"], named: Mapping[str, str]) -> str:
-    """Return the options of a JVM whose environment is this process's or `spark.executorEnv`."""
+def _jvm_options(process: Literal["driver", "executor"], named: Mapping[str, str], jit: str) -> str:
+    """Return the options of a JVM whose environment is this process's or `spark.executorEnv`, `jit` among them."""
     settings = (f"spark.{process}.extraJavaOptions", *(f"spark.executorEnv.{name}" for name in _JAVA_VARIABLES))
     options = [*map(named.get, settings), *map(os.environ.get, _JAVA_VARIABLES)]
     chosen = any(re.search(r"-XX:\+Use\w*GC\b", text) for text in options if text)
-    return _JIT if chosen else f"{_JIT} {_COLLECTOR}"
+    return jit if chosen else f"{jit} {_COLLECTOR}"
 
 
 def _submitted_files(named: Mapping[str, str]) -> set[str]:

@@ -125,6 +125,13 @@ def keep_java_names(context: SparkContext) -> None:
         setattr(jvm, class_name, java_class)
 
 
+def list_in_java(context: SparkContext, numbers: Iterable[int]) -> Any:
+    """Make a list of numbers in Java. `runJob` converts a Python list in each job, with a call for each number."""
+    java_list: Any = context._jvm.java.util.ArrayList()
+    java_list.extend(numbers)
+    return java_list
+
+
 # --- Java objects of a context ----------------------------------------------------------------------------------------
 
 
@@ -396,6 +403,12 @@ def has_listeners(context: SparkContext) -> bool:
     java = _java(context)
     queues = set(str(java.listeners.activeQueues().mkString(",")).split(","))
     return bool({"shared", "eventLog"} & queues) or bool(java.context.ui().isDefined())
+
+
+def logs_events(context: SparkContext) -> bool:
+    """Return whether the context writes an event log. Its settings are public, but PySpark asks Java for each of them,
+    with a call or two for every setting that there is."""
+    return bool(_java(context).context.isEventLogEnabled())
 
 
 def post_event(context: SparkContext, document: str) -> None:

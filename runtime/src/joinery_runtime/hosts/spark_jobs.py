@@ -21,16 +21,18 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext
 
-from joinery_runtime.hosts.spark_internals import is_stopped, thread_connection_is_idle
+from joinery_runtime.hosts.spark_internals import is_stopped, list_in_java, thread_connection_is_idle
 
 CALL_SITE = "callSite.short"
 LONG_CALL_SITE = "callSite.long"
 GROUP = "spark.jobGroup.id"
 DESCRIPTION = "spark.job.description"
 
+WORK = "joinery.work"  # what the tasks of an epoch with one stage do (`spark_tasks.OneStageTask`)
+
 _DETAILS = "Records, bytes and rates of each epoch are on the page Structured Streaming"
 
-_NAMES = (DESCRIPTION, GROUP, "spark.job.interruptOnCancel", CALL_SITE, LONG_CALL_SITE, "spark.scheduler.pool")
+_NAMES = (DESCRIPTION, GROUP, "spark.job.interruptOnCancel", CALL_SITE, LONG_CALL_SITE, "spark.scheduler.pool", WORK)
 
 
 class JobNames:
@@ -40,6 +42,7 @@ class JobNames:
         self._context, self._job, self._steps = context, job, steps
         self._kinds = ", ".join(dict.fromkeys("join" if step.endswith("join") else step.split()[0] for step in steps))
         self._detailed_in: int | None = None  # the thread whose stages have the details
+        self._has_work = False
 
     def name_epoch(self, number: int) -> None:
         """Name the jobs that follow after an epoch."""
@@ -71,6 +74,13 @@ class JobNames:
         """Name the stage whose end is built next: it collects reports."""
         self._name_stage("collect")
 
+    def bring_work(self, text: str | None) -> None:
+        """Have the jobs that follow bring this text to their tasks, as the property WORK."""
+        if text is not None or self._has_work:
+            value: Any = text  # None removes it
+            self._context.setLocalProperty(WORK, value)
+            self._has_work = text is not None
+
     def _set_group(self, group: str, description: str) -> None:
         self._context.setJobGroup(group, description)
         if self._detailed_in != threading.get_ident():
@@ -86,6 +96,25 @@ def collect_rdd(rdd: RDD[Any], partitions: int) -> list[Any]:
     """Run a job and return what its last stage yields. As `rdd.collect()`, but under the name that is set for it."""
     results: list[Any] = rdd.context.runJob(rdd, _return_unchanged, list(range(partitions)))
     return results
+
+
+class RepeatedJob:
+    """A job that is run again and again. `runJob` makes an RDD in Java for its function each time; this hands it the
+    one of the first time. Only for jobs of one stage: Spark would take the files of an earlier shuffle for those of a
+    later run."""
+
+    def __init__(self, rdd: RDD[Any], partitions: int) -> None:
+        self._context, self._mapped = rdd.context, rdd.mapPartitions(_return_unchanged)
+        self._partitions = list_in_java(self._context, range(partitions))
+
+    def mapPartitions(self, _: object) -> RDD[Any]:  # noqa: N802 - the method of an RDD that `runJob` calls
+        return self._mapped
+
+    def collect(self) -> list[Any]:
+        """Run the job, as `collect_rdd` does."""
+        job: Any = self
+        results: list[Any] = self._context.runJob(job, _return_unchanged, self._partitions)
+        return results
 
 
 def _return_unchanged(items: Any) -> Any:

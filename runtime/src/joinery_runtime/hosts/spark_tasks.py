@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import uuid
+from base64 import b64decode, b64encode
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -32,6 +34,7 @@ from joinery_runtime.engine.tasks import (
     Threads,
     WorkerProcesses,
     deal_ranges,
+    ranges_by_peer,
     read_own_rows,
     read_ranges,
     run_epoch,
@@ -41,6 +44,7 @@ from joinery_runtime.engine.tasks import (
 )
 from joinery_runtime.engine.worker import Sent
 from joinery_runtime.errors import JoineryError, Superseded
+from joinery_runtime.hosts.spark_jobs import WORK
 
 WorkerFactory = Callable[[Path], AbstractContextManager[TaskWorker]]
 Carried = tuple[int, Parcel | LocalParcel | Sent | TaskFailure]  # the receiving peer, and what it gets
@@ -83,6 +87,23 @@ class PeerTask:
     work: EpochWork
     peers: WorkerProcesses
 
+    @property
+    def is_one_stage(self) -> bool:
+        """Whether each peer has one task in the epoch."""
+        if self.peers.count == 1:
+            return True
+        if self.peers.co_partitions:
+            return not self.setup.collects_letters
+        return self.peers.reads_all and self.setup.stages == 1
+
+    def run_stage(self, peer: int, partition: Iterable[object]) -> Iterator[object]:
+        """Yield what the driver gets of a peer's task in an epoch of one stage."""
+        if self.peers.count == 1:
+            yield from self.run_whole_epoch(partition)
+            return
+        results = self.share(peer, partition) if self.peers.co_partitions else self.read_and_step(peer, partition)
+        yield from (result for _, result in results)
+
     def run_whole_epoch(self, partition: Iterable[object]) -> Iterator[EpochOutcome | TaskFailure]:
         """Yield the task of an only peer: runs the whole epoch."""
         deque(partition, maxlen=0)
@@ -108,13 +129,13 @@ class PeerTask:
         except JoineryError as error:
             yield from self._broadcast_failure(error)
 
-    def share(self, peer: int, partition: Iterable[Sequence[Range]]) -> Iterator[Carried | tuple[int, Report]]:
+    def share(self, peer: int, partition: Iterable[object]) -> Iterator[Carried | tuple[int, Report]]:
         """Run a peer's part of an epoch with co-partitioned inputs. The reports go to the first peer, which collects;
         without a stage for that, they go to the driver."""
-        shards, shares = self.work.plan.shards, list(partition)
+        deque(partition, maxlen=0)
+        shards, ranges = self.work.plan.shards, ranges_by_peer(self.work, self.peers)[peer]
         try:
             process, own = process_for(self.setup, self.peers.threads), self.peers.shards_of(peer, shards)
-            ranges = [planned for share in shares for planned in share]
             reports = run_share(process.worker, self.work, ranges, own, _attempt_name(), process.threads)
             if self.setup.collects_letters:
                 yield from ((0, (shards, report)) for report in reports)
@@ -201,6 +222,29 @@ class PeerTask:
     def _broadcast_failure(self, error: JoineryError) -> Iterator[Carried]:
         """Send the error to all peers: Spark may have rerun this task for one of them only, with the others done."""
         yield from ((peer, TaskFailure(error)) for peer in range(self.peers.count))
+
+
+@dataclass(frozen=True, slots=True)
+class OneStageTask:
+    """The tasks of all epochs that have one stage. What differs from epoch to epoch comes as a property of the Spark
+    job. Pickles."""
+
+    setup: WorkerSetup
+
+    @staticmethod
+    def text_of(task: PeerTask) -> str:
+        """Return the property for an epoch."""
+        differing = (task.work, task.peers, task.setup.collects_letters)
+        return b64encode(pickle.dumps(differing, pickle.HIGHEST_PROTOCOL)).decode("ascii")
+
+    def run(self, peer: int, partition: Iterable[object]) -> Iterator[object]:
+        """Run the task of a peer in the epoch that the property has."""
+        context = TaskContext.get()
+        text = None if context is None else context.getLocalProperty(WORK)
+        assert text is not None, "the driver has set it"
+        work, peers, collects_letters = pickle.loads(b64decode(text))
+        setup = replace(self.setup, collects_letters=collects_letters)
+        return PeerTask(setup, work, peers).run_stage(peer, partition)
 
 
 def _deliver_item(inbox: Inbox, item: Parcel | Sent) -> None:

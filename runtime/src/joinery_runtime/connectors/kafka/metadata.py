@@ -95,14 +95,14 @@ class KafkaMetadata:
         return {name: topic for name, topic in topics.items() if topic is not None}
 
     def offsets(
-        self, partitions: Collection[PartitionRef], *specs: OffsetQuery, asked: Sequence[OffsetFutures] = ()
+        self, partitions: Collection[PartitionRef], *specs: OffsetQuery, sent_requests: Sequence[OffsetFutures] = ()
     ) -> list[dict[PartitionRef, int]]:
         """For each spec, the offsets among committed records (HIGH_WATERMARK: among all). -1 if no record has the
         spec's timestamp or a later one. Retries for a while when leaders move or partitions have just been created.
-        `asked` are the requests of these partitions and specs, if they were sent already."""
+        `sent_requests` are those of these partitions and specs, if they were sent already."""
         deadline = time.monotonic() + kafka_errors.SETTLE_SECONDS
         while True:
-            requests, asked = asked or [self.ask(partitions, spec) for spec in specs], ()
+            requests, sent_requests = sent_requests or [self.ask(partitions, spec) for spec in specs], ()
             codes = {error.code() for futures in requests for _, error in self._find_failures(futures)}
             if not codes & _UNSETTLED or time.monotonic() >= deadline:
                 return [self.answers(futures) for futures in requests]

@@ -74,7 +74,7 @@ class KafkaPlanner:
         self._positions = Positions(kafka, self._admin)
         self._ids: dict[str, str] = {}
         self._ends: dict[PartitionRef, int] = {}
-        self._ahead: _Answers | None = None
+        self._answers: _Answers | None = None
         self._warned: set[str] = set()  # fields that name partitions which are not there
         self._reported: set[tuple[PartitionRef, int]] = set()  # losses that the job allows, with the stored offset
 
@@ -85,10 +85,10 @@ class KafkaPlanner:
             if ref.input == self._cluster.input and self._topics.named(ref.topic)
         }
         stored = StoredOffsets(own_offsets, stored.stops, stored.topic_ids)
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.at < time.monotonic() - _FRESH_SECONDS:
-            ahead = None
-        topics = self._topics.existing_topics(stored, self._ends, None if ahead is None else ahead.topics)
+        answers, self._answers = self._answers, None
+        if answers is not None and answers.at < time.monotonic() - _FRESH_SECONDS:
+            answers = None
+        topics = self._topics.existing_topics(stored, self._ends, None if answers is None else answers.topics)
         valid = self._topics.valid(stored, topics)
         # What was resolved for topics that were since replaced by others of the same name is forgotten.
         former = {name for name, topic in topics.items() if self._ids.get(name, topic.id) != topic.id}
@@ -99,8 +99,9 @@ class KafkaPlanner:
         self._ids |= {name: topic.id for name, topic in topics.items()}
         partitions = {*(ref for topic in topics.values() for ref in topic.partitions), *valid.offsets}
         # What was asked before the topics were known holds for them if they are the same as before that.
-        asked = ahead.offsets if ahead is not None and not former and ahead.partitions == partitions else ()
-        offsets_by_partition = log_offsets(self._admin, sorted(partitions), asked)
+        holds = answers is not None and not former and answers.partitions == partitions
+        requests = answers.offsets if answers is not None and holds else ()
+        offsets_by_partition = log_offsets(self._admin, sorted(partitions), requests)
         self._ends |= {ref: offsets.stable for ref, offsets in offsets_by_partition.items()}
         later = bool(own_offsets) or BEGUN in stored.topic_ids
         starts = self._positions.starts(valid.offsets, offsets_by_partition, later=later)
@@ -148,10 +149,10 @@ class KafkaPlanner:
         self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
     ) -> set[PartitionRef]:
         names = {ref.topic for ref in partitions}
-        known = frozenset(ref for ref in self._ends if ref.topic in names)
-        offsets, existing = ask_log_offsets(self._admin, known), self._admin.topics(names)
-        described = {name: existing.get(name) for name in names}
-        self._ahead = _Answers(time.monotonic(), described, known, offsets)
+        resolved = frozenset(ref for ref in self._ends if ref.topic in names)
+        requests, topics = ask_log_offsets(self._admin, resolved), self._admin.topics(names)
+        described = {name: topics.get(name) for name in names}
+        self._answers = _Answers(time.monotonic(), described, resolved, requests)
         return self._topics.find_replaced_partitions(partitions, topic_ids, described)
 
     def pin(self, partitions: Collection[PartitionRef]) -> bool:

@@ -35,10 +35,11 @@ def ask_log_offsets(admin: KafkaMetadata, partitions: Collection[PartitionRef]) 
 
 
 def log_offsets(
-    admin: KafkaMetadata, partitions: Collection[PartitionRef], asked: Sequence[OffsetFutures] = ()
+    admin: KafkaMetadata, partitions: Collection[PartitionRef], sent_requests: Sequence[OffsetFutures] = ()
 ) -> dict[PartitionRef, LogOffsets]:
-    """Ask the broker for the present offsets of each partition. `asked`: what `ask_log_offsets` has sent for them."""
-    earliest, stable, high = admin.offsets(partitions, *_PRESENT, asked=asked)
+    """Ask the broker for the present offsets of each partition. `sent_requests`: what `ask_log_offsets` has sent for
+    them."""
+    earliest, stable, high = admin.offsets(partitions, *_PRESENT, sent_requests=sent_requests)
     # The answers come at different moments: one may include a record that another does not.
     return {ref: LogOffsets(earliest[ref], stable[ref], max(stable[ref], high[ref])) for ref in partitions}
 

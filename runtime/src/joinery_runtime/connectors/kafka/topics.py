@@ -63,9 +63,8 @@ class InputTopics:
         return topics
 
     def _describe_topics(self, names: Collection[str], described: Mapping[str, Topic | None]) -> dict[str, Topic]:
-        unknown = [name for name in names if name not in described]
-        known = {name: topic for name in names if (topic := described.get(name)) is not None}
-        return known | self._admin.topics(unknown)
+        topics = {name: topic for name in names if (topic := described.get(name)) is not None}
+        return topics | self._admin.topics([name for name in names if name not in described])
 
     def valid(self, stored: StoredOffsets, topics: Mapping[str, Topic]) -> StoredOffsets:
         """Return the stored progress of the existing topics. Raises DataLoss if one of them was recreated since."""
