@@ -19,6 +19,7 @@ from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt
 from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.sides import LEFT
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.output_limit import CHUNK_BYTES
@@ -77,13 +78,13 @@ class Environment:
         self.output, self.dead_letters = Topic(job), LocalCapture()
         self._store, self._cache = store, cache
 
-    def host(self, job: Job, logs: Mapping[str, StepLog]) -> LocalHost:
-        return LocalHost(self.worker(job, logs))
+    def host(self, job: Job, pipeline: Pipeline, logs: Mapping[str, StepLog]) -> LocalHost:
+        return LocalHost(self.worker(job, pipeline, logs))
 
-    def worker(self, job: Job, logs: Mapping[str, StepLog]) -> Worker:
+    def worker(self, job: Job, pipeline: Pipeline, logs: Mapping[str, StepLog]) -> Worker:
         parts = WorkerParts(
             job.name,
-            compile_job(job),
+            pipeline,
             StepInputs(job, logs),
             self._store,
             self.output,
@@ -220,7 +221,8 @@ def test_rows_of_a_shard_are_not_put_into_one_batch(tmp_path: Path) -> None:
     job = load([{"type": "left", "keys": K}], ["lg"], ["l", "r"], key_order=True)
     environment = Environment(MemoryStore(), job, tmp_path)
     environment.output = sink = TextAddresses()
-    fields = [*compile_job(job).output_schema(), *(pa.field(name, pa.int64()) for name in ORDER_COLUMNS)]
+    pipeline = compile_job(job)
+    fields = [*pipeline.output_schema(), *(pa.field(name, pa.int64()) for name in ORDER_COLUMNS)]
     batches = [
         pa.record_batch(
             [pa.array([text if f.name == "lk" else None], f.type) for f in fields], schema=pa.schema(fields)
@@ -229,6 +231,6 @@ def test_rows_of_a_shard_are_not_put_into_one_batch(tmp_path: Path) -> None:
     ]
     work = EpochWork(1, EpochPlan(epoch=1, shards=4, ranges=(), watermarks={}), ())
     blocks = [RowBlock(1, LEFT, batch, read=False) for batch in batches]
-    ((_, summary),) = environment.worker(job, {}).step(work, 1, 0, blocks, "first")
+    ((_, summary),) = environment.worker(job, pipeline, {}).step(work, 1, 0, blocks, "first")
     assert summary.rows_out == len(batches)
     assert sink.addresses == [batch.column("lk").buffers()[2].address for batch in batches]

@@ -20,6 +20,7 @@ from joinery_runtime.connectors.inputs import json_decoder_for
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, SinkWriter
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.compile.jobs import compile_job
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.worker import Worker, WorkerParts
@@ -55,11 +56,10 @@ class SparkTrace:
         object.__setattr__(self, "output", Files(self.directory / "output", self.around))
         object.__setattr__(self, "dead_letters", Files(self.directory / "dead"))
 
-    def host(self, job: Job, logs: Mapping[str, StepLog]) -> Host:
+    def host(self, job: Job, pipeline: Pipeline, logs: Mapping[str, StepLog]) -> Host:
         dead = self.dead_letters.writer() if job.spec.dead_letter else None
         records = self.directory / "records"
         build = BuildWorker(job, self.store, records, self.output.writer(), dead)
-        pipeline = compile_job(job)
         setup = WorkerSetup(uuid.uuid4().hex, build, len(pipeline.steps), pipeline.finds_late_records)
         return _WithRecords(SparkHost(self.context, setup, job.name), logs, records)
 

@@ -69,6 +69,7 @@ class _Trace:
     def __init__(self, job: Job, store: StateStore, shards: int, environment: TraceEnvironment) -> None:
         self._job, self._store, self._shards, self._environment = job, store, shards, environment
         self._pipeline = compile_job(job)
+        self._identity = identity(job, self._pipeline, lambda _: None)
         self._selections = row_selections(job, self._pipeline.output_schema())
         self._logs = {side.name: StepLog(side) for side in job.inputs}
         self._idleness = ScriptedIdleness(self._logs)
@@ -169,18 +170,17 @@ class _Trace:
         return self._logs[union_of(name, self._job.inputs)]
 
     def _restart(self) -> None:
-        job_identity = identity(self._job, self._pipeline, lambda _: None)
         settings = replace(
-            plan_settings(self._job, job_identity),
+            plan_settings(self._job, self._identity),
             shards=self._shards,
             budget=Budget(2**62, 2**62),
             co_partitioned=False,  # the rows of a trace do not come from a topic
         )
         self._planner = Planner(settings, self._logs, input_clocks(self._job), self._idleness)
-        host = self._environment.host(self._job, self._logs)
+        host = self._environment.host(self._job, self._pipeline, self._logs)
         dead = self._environment.dead_letters if self._job.spec.dead_letter else None
         parts = DriverParts(self._store, self._planner, host, self._environment.output, dead)
-        self._driver = Driver(job_identity, self._pipeline, parts, now_ms=lambda: 0, wall_ms=lambda: self._clock)
+        self._driver = Driver(self._identity, self._pipeline, parts, now_ms=lambda: 0, wall_ms=lambda: self._clock)
         self._driver.recover()
 
     def _read_watermarks(self) -> dict[str, int | None]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from joinery_runtime.connectors.inputs import json_decoder_for, with_record_boundary
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, Sink
-from joinery_runtime.core.compile.jobs import compile_job
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.tasks import LocalHost
@@ -42,7 +42,7 @@ class TraceEnvironment(Protocol):
     @property
     def dead_letters(self) -> CaptureSink: ...
 
-    def host(self, job: Job, logs: Mapping[str, StepLog]) -> Host: ...
+    def host(self, job: Job, pipeline: Pipeline, logs: Mapping[str, StepLog]) -> Host: ...
 
 
 def sorted_json_rows(tables: Sequence[pa.Table], style: JsonStyle = PLAIN) -> list[dict[str, Any]]:
@@ -120,11 +120,11 @@ class _LocalEnvironment:
     output: LocalCapture = field(default_factory=LocalCapture)
     dead_letters: LocalCapture = field(default_factory=LocalCapture)
 
-    def host(self, job: Job, logs: Mapping[str, StepLog]) -> Host:
+    def host(self, job: Job, pipeline: Pipeline, logs: Mapping[str, StepLog]) -> Host:
         inputs, dead = StepInputs(job, logs), self.dead_letters if job.spec.dead_letter else None
         parts = WorkerParts(
             job.name,
-            compile_job(job),
+            pipeline,
             inputs,
             self.store,
             self.output,
