@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from hypothesis import seed
 
 LARGE = {"small": False, "large": True}[os.environ.get("JOINERY_BUDGET", "small")]
+
+T = TypeVar("T")
+
+
+def few_of(every: Sequence[T], few: Sequence[T]) -> Sequence[T]:
+    """Return all in the large budget, `few` of them in the small one."""
+    assert {*few} <= {*every}
+    return every if LARGE else few
 
 
 def examples(large: int) -> int:
