@@ -109,9 +109,10 @@ LONGEST = (
     "test_reruns.py", "test_demo.py", "test_kafka_brokers.py", "test_status_live.py", "test_examples.py",
     "test_spark_traces.py", "test_bad_input.py", "test_kill_every_epoch.py", "test_large_rows.py",
     "test_spark_submit.py",
-    "test_protocol_model.py", "test_traces.py", "test_blue_green.py", "test_reachability.py", "test_broken_engines.py",
-    "test_engine_against_oracle.py", "test_broken_protocols.py", "test_simulation.py", "test_replay.py",
-    "test_ways_out.py", "test_why.py", "test_broken_joins.py",
+    "test_protocol_model.py", "test_traces.py", "test_engine_against_oracle.py", "test_broken_engines.py",
+    "test_sessions_against_oracle.py", "test_broken_protocols.py", "test_nexmark.py", "test_blue_green.py",
+    "test_reachability.py", "test_rolled.py", "test_why.py", "test_composed_against_oracle.py",
+    "test_key_order_of_joins.py", "test_simulation.py", "test_replay.py", "test_ways_out.py", "test_broken_joins.py",
 )  # fmt: skip
 
 
