@@ -18,6 +18,7 @@ from joinery_runtime.core.compile.jobs import compile_join
 from joinery_runtime.core.pipeline.expression import parse_expression
 from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import Interval, StreamJoin, definition, load_job, parse_job, under_definition
+from joinery_runtime.job.join import pipeline
 from joinery_runtime.state.memory import MemoryStore
 
 KEYS = "keys: {orders.order_id: payments.order_id}"
@@ -398,3 +399,23 @@ def test_what_expressions_take_is_the_same_after_the_sql_was_written_anew():
         assert step.where is not None
         assert step.where == item.expression
         assert parse_expression(step.where).node == parse_expression(f"({text}) IS NULL").node
+
+
+def test_a_copy_of_a_job_reads_its_own_sql():
+    """A job keeps what it has read off its SQL; two jobs are equal whether they have read it or not."""
+    job = load(joined(f"{KEY} AND {HOUR}", "o.order_id AS number"))
+    assert [column.name for column in job.output_columns] == ["number"]
+    other_sql = load(joined(f"{KEY} AND {HOUR}", "o.amount AS total")).spec
+    copy = job.model_copy(update={"spec": other_sql})
+    assert [column.name for column in copy.output_columns] == ["total"]
+    assert [column.name for column in job.output_columns] == ["number"]
+    unread = load(joined(f"{KEY} AND {HOUR}", "o.order_id AS number"))
+    assert job == unread
+
+
+def test_the_sql_of_a_job_is_read_once(monkeypatch):
+    job = load(joined(f"{KEY} AND {HOUR}", "o.order_id AS number"))
+    joins = job.joins
+    monkeypatch.setattr(pipeline, "translate", lambda *_: pytest.fail("it is translated again"))
+    assert job.joins is joins
+    assert job.select is not None

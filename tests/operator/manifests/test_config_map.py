@@ -120,6 +120,14 @@ def test_yaml_comes_back_as_it_was_in_each_version(document):
     assert yaml.safe_load(to_yaml(document)) == document
 
 
+@pytest.mark.parametrize(
+    "value", [1e30, 1e-7, -0.0, float("inf"), {"x" * 200: [{"a": 1}, []]}, {"x" * 200: {}}, {"x" * 2_000: "\U0001f600"}]
+)
+def test_numbers_and_long_keys_come_back_as_they_were(value):
+    document = {"a": value, "b": [[value]]}
+    assert from_yaml(to_yaml(document)) == yaml.safe_load(to_yaml(document)) == document
+
+
 @pytest.mark.parametrize("text", ["yes", "Off", "n", "1:30", "0o7", "1_000", "2026-01-01", "=", "<<", "1e3", "~", ".5"])
 def test_text_that_one_version_takes_for_something_else_stays_text(text):
     document = {"a": text, text: "b"}
