@@ -41,6 +41,18 @@ spec:
   output: {postgres: {table: TABLE, dsn: "DSN"}}
   stateStore: {postgres: {dsn: "STATE"}}
 """.replace("COLUMNS", COLUMNS)
+FLOATS = """\
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {name: floats}
+spec:
+  inputs:
+    - {name: c, file: {path: c.jsonl}, format: json, eventTime: ts, schema: COLUMNS}
+  joins: []
+  select: [{expression: "CAST(c.k AS DOUBLE)", as: key}, {column: c.v}]
+  output: {postgres: {table: TABLE, dsn: "DSN", upsertKey: [key]}}
+  stateStore: {postgres: {dsn: "STATE"}}
+""".replace("COLUMNS", COLUMNS)
 # Texts that CSV, JSON and Postgres write in different ways.
 TEXTS = ["", 'a,"b"', "two\nlines", "\\N", "null", "é\t", "with\0nul", "k7", "k8", "k9"]
 EPOCHS = 3
@@ -94,6 +106,20 @@ def write(table: str, database: Database, tmp_path: Path) -> Any:
         return Written(parse_job(text, "job.yaml"), steps, tmp_path / "cache", database, store)
 
     return write
+
+
+def test_keys_that_are_no_numbers_and_zeros(write: Any, table: str, connection: psycopg.Connection[Any]) -> None:
+    """NaN and NULL are two keys, 0.0 and -0.0 are one."""
+    rows = [("NaN", 1), (None, 2), ("-0.0", 3)], [("0.0", 4), ("1.5", 5)], [("NaN", 6)]
+    steps = [{"input": "c", "rows": [{"k": key, "v": value, "ts": value} for key, value in epoch]} for epoch in rows]
+    written = write(FLOATS, steps)
+    written.publish()
+    present = connection.execute(f"SELECT key::text, v FROM {table} ORDER BY v").fetchall()
+    assert present == [(None, 2), ("0", 4), ("1.5", 5), ("NaN", 6)]
+    verdict = written.verdict()
+    assert (verdict.right, verdict.compared.rows) == (True, 4)
+    assert connection.execute(f"DELETE FROM {table} WHERE key = 'NaN'").rowcount == 1
+    assert dict(written.verdict().compared.counted) == {"missing": 1}
 
 
 @pytest.mark.parametrize("external", [False, True], ids=["beside", "external"])

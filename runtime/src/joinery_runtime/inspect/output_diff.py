@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.connectors.content import SEPARATOR, Content
+from joinery_runtime.core.kinds.grouping import with_one_zero
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.formats.json.encode import rows_to_json
 from joinery_runtime.inspect.evidence import ORIGIN_COLUMNS, RowOrigin
@@ -114,7 +115,7 @@ class OutputDiff:
             count, names = table.num_rows, table.schema.names
             origins = [table[name] if name in names else pa.nulls(count, pa.int64()) for name in ORIGIN_COLUMNS]
             rows = table.drop_columns([name for name in ORDER_COLUMNS if name in names])
-            keys = rows_to_json(rows.select(content.upsert_key)) if content.upsert_key else [None] * count
+            keys = rows_to_json(_key_columns(rows, content.upsert_key)) if content.upsert_key else [None] * count
             is_retracted = pa.repeat(pa.scalar(False), count) if content.retracted is None else rows[content.retracted]
             if content.retracted is not None:
                 rows = rows.drop_columns([content.retracted])
@@ -294,6 +295,16 @@ class OutputDiff:
     def close(self) -> None:
         self._db.close()
         self.content.close()
+
+
+def _key_columns(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return the key's columns, with floats as texts. In Postgres, NaN and NULL are two keys, though both are null in
+    JSON, and 0.0 and -0.0 are one."""
+    columns = [
+        with_one_zero(column).cast(pa.string()) if pa.types.is_floating(column.type) else column
+        for column in rows.select(names).columns
+    ]
+    return pa.table(columns, names)
 
 
 def _order_ranks(tables: Sequence[pa.Table]) -> np.ndarray:

@@ -65,7 +65,8 @@ class StagingMerge:
 
     def _insert_query(self, staging: sql.Identifier) -> sql.Composed:
         table, key = self.target.columns(self.schema), self.target.upsert_key
-        updated = [field.name for field in table if field.name not in key]
+        # A row with 0.0 replaces one with -0.0, and then its key is 0.0.
+        updated = [field.name for field in table if field.name not in key or pa.types.is_floating(field.type)]
         update = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in updated)
         action = sql.SQL("DO UPDATE SET {}").format(update) if updated else sql.SQL("DO NOTHING")
         retracted = self.target.retracted

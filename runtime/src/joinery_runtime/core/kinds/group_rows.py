@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.aggregates import AggregateCall
 from joinery_runtime.core.kinds.folding import Folding
+from joinery_runtime.core.kinds.grouping import with_one_zero
 from joinery_runtime.core.kinds.rows import PairFailures, filter_mask
 from joinery_runtime.core.pipeline.expression import ColumnRef
 from joinery_runtime.core.pipeline.spec import StepSpec
@@ -34,6 +35,11 @@ class GroupOutput:
             ref.column for output in step.output if output.expression is not None for ref in output.expression.columns
         }
         self.failures, self.unfit = PairFailures(), list[UnfitRows]()
+
+    def group_values(self, states: pa.RecordBatch) -> Values:
+        """Return the groups of rows of the state. A row of the state has the zero of one of its records, and epochs and
+        shards decide which one."""
+        return {name: with_one_zero(states.column(name)) for name in self._keys}
 
     def aggregate_values(self, states: pa.RecordBatch) -> Values:
         """Return the aggregates of rows of the state."""
@@ -65,7 +71,7 @@ class GroupOutput:
         if first is None:
             return None
         row, reason = first
-        groups = {name: states.column(name).slice(row, 1) for name in self._keys}
+        groups = self.group_values(states.slice(row, 1))
         return UnfitRows(
             pa.record_batch({**groups, WINDOW_START: pa.array(starts[row : row + 1])}), self._keys, (reason,)
         )

@@ -70,6 +70,11 @@ def order_by_key(hashes: np.ndarray, keys: Sequence[pa.Array], *sorted_by: np.nd
     return order, changes(hashes[order]) | changes(key[order])
 
 
+def with_one_zero(values: pa.Array) -> pa.Array:
+    """Return the values with 0.0 in place of -0.0, which is the same value of a key (V1)."""
+    return pc.add(values, pa.scalar(0, values.type)) if pa.types.is_floating(values.type) else values
+
+
 # --- keys with one hash -----------------------------------------------------------------------------------------------
 
 

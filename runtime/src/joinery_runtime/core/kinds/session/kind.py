@@ -232,7 +232,6 @@ class _SessionEpoch:
 class SessionOutput:
     def __init__(self, parameters: SessionParameters, step: StepSpec, *, ordered: bool) -> None:
         self._ordered = ordered
-        self._keys = step.sides[0].intake.keys
         self.rows = GroupOutput(step, parameters.aggregates)
 
     def passes(self, sessions: pa.RecordBatch) -> np.ndarray:
@@ -260,10 +259,10 @@ class SessionOutput:
 
     def _values(self, sessions: pa.RecordBatch, *, retracted: bool) -> dict[str, pa.Array]:
         """Return the columns of the step, by name."""
-        keys, start = [sessions.column(name) for name in self._keys], sessions.column(START)
-        own = (start, sessions.column(TS), pa.array(key_hash([*keys, start])))  # documented: S6, V1
+        groups, start = self.rows.group_values(sessions), sessions.column(START)
+        own = (start, sessions.column(TS), pa.array(key_hash([*groups.values(), start])))  # documented: S6, V1
         return {
-            **dict(zip(self._keys, keys, strict=True)),
+            **groups,
             **dict(zip(SESSION_COLUMNS, own, strict=True)),
             **self.rows.aggregate_values(sessions),
             RETRACTED: pa.repeat(pa.scalar(retracted), sessions.num_rows),

@@ -231,7 +231,7 @@ class _WindowOutput:
         numbers, windows = merged.column(TS).to_numpy(), self._kind.windows
         times = windows.starts(numbers), windows.ends(numbers)
         values = {
-            **{name: merged.column(name) for name in self._step.sides[0].intake.keys},
+            **self.rows.group_values(merged),
             # A window may reach further than its rows, whose times are within the years of timestamps.
             **{
                 name: pa.array(np.clip(time, EVENT_TIME_MIN, EVENT_TIME_MAX))
