@@ -96,6 +96,13 @@ def test_a_private_helper_is_counted_in_its_own_file(source: Path) -> None:
         ("def _first(): ...", []),
         ("def first(): ...\nfirst()", []),
         ("class A:\n    def __init__(self): ...\n    def read(self): super().__init__()", []),
+        ("def _first(): ...\nTABLE = {'a': _first}", []),
+        ("def _first(): ...\nTABLE = [('a', _first)]", []),
+        ("def _first(): ...\nTABLE = {'a': _first()}", ["_first"]),
+        ("@TEXT.define('a')\ndef _first(): ...\n_first()", []),
+        ("@cache\ndef _first(): ...\n_first()", ["_first"]),
+        ("class A:\n    @abstractmethod\n    def _first(self): ...\n    def read(self): self._first()", []),
+        ("class A:\n    def _a(self): ...\n    def read(self): self._a()\nclass B(A):\n    def _a(self): ...", []),
     ],
 )
 def test_a_private_function_used_once_is_a_helper(source: Path, code: str, helpers: list[str]) -> None:
