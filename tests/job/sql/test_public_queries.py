@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,18 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from job.queries import (
+    comparable,
+    emitted_rows,
+    file_input,
+    inputs_read,
+    moment,
+    resource_of,
+    typed_columns,
+)
 from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.errors import JobError
-from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import Job, parse_job
-from joinery_runtime.state.memory import MemoryStore
 
 DOCUMENTS = [
     yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text())
@@ -47,33 +53,12 @@ TYPES = {"int64": pa.int64(), "string": pa.string(), "double": pa.float64(), "ti
 
 def columns_of(name: str) -> list[tuple[str, str]]:
     """The columns of an input with their types; the last one is event time."""
-    pairs = (column.split() for column in INPUTS[name]["columns"].split(","))
-    return [(column, kind) for column, kind in pairs]
-
-
-def moment(clock: str) -> datetime:
-    return datetime.fromisoformat(f"2024-01-01T{clock}:00")
+    return typed_columns(INPUTS[name]["columns"])
 
 
 def job_of(query: Mapping[str, Any], sql: str) -> Job:
-    inputs = []
-    for name in query["inputs"]:
-        schema = [{"name": column, "type": kind} for column, kind in columns_of(name)]
-        key = INPUTS[name].get("table")
-        inputs.append(
-            {
-                "name": name,
-                "file": {"path": f"{name}.jsonl"},
-                "format": "json",
-                "schema": schema,
-                "eventTime": schema[-1]["name"],
-                **({"table": {"key": [key]}} if key else {}),
-            }
-        )
-    output = {"output": {"file": {"path": "out.jsonl"}}, "stateStore": {"memory": {}}}
-    spec = {"inputs": inputs, "sql": sql, **query.get("beside", {}), **output}
-    resource = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "q"}, "spec": spec}
-    job = parse_job(json.dumps(resource), "q.yaml")
+    inputs = [file_input(name, columns_of(name), INPUTS[name].get("table")) for name in query["inputs"]]
+    job = parse_job(json.dumps(resource_of(inputs, sql, query.get("beside", {}))), "q.yaml")
     compile_job(job)
     return job
 
@@ -82,8 +67,7 @@ def rows_of_job(query: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """The rows that the job emits. It reads one input after the other, tables first, in the order of event time."""
     job = job_of(query, f"{query['sql']} {query.get('needs', '')}")
     steps: list[dict[str, Any]] = []
-    read = {part.name: job.repeats.get(part.name, part.name) for part in job.read_inputs}
-    for alias, name in sorted(read.items(), key=lambda names: "table" not in INPUTS[names[1]]):
+    for alias, name in sorted(inputs_read(job).items(), key=lambda names: "table" not in INPUTS[names[1]]):
         columns = columns_of(name)
         rows = [
             {
@@ -93,8 +77,7 @@ def rows_of_job(query: Mapping[str, Any]) -> list[tuple[Any, ...]]:
             for row in INPUTS[name]["rows"]
         ]
         steps.append({"input": alias, "rows": sorted(rows, key=lambda row: str(row[columns[-1][0]]))})
-    lines = run_trace(job, [*steps, {"end": True}], MemoryStore())
-    return [tuple(row.values()) for line in lines for row in line["output"]]
+    return emitted_rows(job, steps)
 
 
 @cache
@@ -112,21 +95,6 @@ def database() -> duckdb.DuckDBPyConnection:
         ]
         connection.register(name, pa.table(arrays, names=[column for column, _ in columns]))
     return connection
-
-
-def comparable(rows: Sequence[Sequence[Any]]) -> list[str]:
-    """The rows as texts in one order: times as milliseconds, and numbers without the differences of their types."""
-    return sorted(str([_comparable(value) for value in row]) for row in rows)
-
-
-def _comparable(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(r"\d\d:\d\d", value):
-        value = moment(value)
-    if isinstance(value, datetime):
-        return float(round(value.replace(tzinfo=UTC).timestamp() * 1000))
-    if isinstance(value, date):
-        return value.isoformat()
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 @pytest.mark.parametrize("query", WORKING, ids=lambda query: query["name"])

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,10 +20,9 @@ import pytest
 import yaml
 
 from job.chains import parsed
+from job.queries import comparable, emitted_rows, file_input, inputs_read, resource_of, typed_columns
 from joinery_runtime.core.table.columns import arrow_type
-from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job.model.base import ColumnType
-from joinery_runtime.state.memory import MemoryStore
 
 QUERIES: Sequence[Mapping[str, Any]] = yaml.safe_load((Path(__file__).parent / "trade_queries.yaml").read_text())
 BEGIN, HOURS, PARTS = datetime(2024, 3, 30, 20), 8, 5
@@ -145,35 +142,24 @@ def rows_by_input() -> Mapping[str, Sequence[Sequence[Any]]]:
     }
 
 
-def columns_of(name: str) -> Sequence[tuple[str, str]]:
-    pairs = (column.split() for column in (*COLUMNS[name].split(", "), "ts timestamp"))
-    return [(column, kind) for column, kind in pairs]
+def columns_of(name: str) -> list[tuple[str, str]]:
+    return typed_columns(f"{COLUMNS[name]}, ts timestamp")
 
 
 def job_of(query: Mapping[str, Any]) -> dict[str, Any]:
     inputs = [
-        {
-            "name": name,
-            "file": {"path": f"{name}.jsonl"},
-            "format": "json",
-            "schema": [{"name": column, "type": kind} for column, kind in columns_of(name)],
-            "eventTime": "ts",
-            **({"table": {"key": [TABLES[name]]}} if name in TABLES else {"watermark": {"delay": "3h"}}),
-        }
+        file_input(name, columns_of(name), TABLES.get(name), watermark={"delay": "3h"})
         for name in query["inputs"].split()
     ]
-    output = {"output": {"file": {"path": "out.jsonl"}}, "stateStore": {"memory": {}}}
-    spec = {"inputs": inputs, "sql": query["sql"], **query.get("beside", {}), **output}
-    return {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "q"}, "spec": spec}
+    return resource_of(inputs, query["sql"], query.get("beside", {}))
 
 
 def rows_of_job(query: Mapping[str, Any]) -> list[Sequence[Any]]:
     """Return the rows that the job emits. It reads tables first, then the other inputs in parts of some hours."""
     job, rng = parsed(job_of(query)), random.Random(3)
     steps: list[dict[str, Any]] = []
-    read = {part.name: job.repeats.get(part.name, part.name) for part in job.read_inputs}
     for part in range(-1, PARTS):
-        for alias, name in read.items():
+        for alias, name in inputs_read(job).items():
             columns = [column for column, _ in columns_of(name)]
             rows = [
                 {**dict(zip(columns, row, strict=True)), "ts": f"{row[-1].isoformat()}Z"}
@@ -182,8 +168,7 @@ def rows_of_job(query: Mapping[str, Any]) -> list[Sequence[Any]]:
             ]
             rng.shuffle(rows if name not in TABLES else [])
             steps += [{"input": alias, "rows": rows}] if rows else []
-    lines = run_trace(job, [*steps, {"end": True}], MemoryStore())
-    return [tuple(row.values()) for line in lines for row in line["output"]]
+    return emitted_rows(job, steps)
 
 
 def _part(ts: datetime) -> int:
@@ -204,26 +189,9 @@ def database() -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def comparable(rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Return the rows as texts in one order: times as milliseconds, numbers without the differences of their types."""
-    return sorted(str([_comparable(value) for value in row]) for row in rows)
-
-
-def _comparable(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z?", value):
-        value = datetime.fromisoformat(value.removesuffix("Z"))
-    if isinstance(value, datetime):
-        return float(round(value.replace(tzinfo=UTC).timestamp() * 1000))
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, bool):
-        return value
-    return round(float(value), 6) if isinstance(value, int | float | Decimal) else value
-
-
 @pytest.mark.filterwarnings("ignore:stateStore is memory")
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query["name"])
 def test_a_query_gives_the_rows_of_duckdb(query: Mapping[str, Any]) -> None:
     expected = database().execute(query.get("truth", query["sql"])).fetchall()
     assert expected
-    assert comparable(rows_of_job(query)) == comparable(expected)
+    assert comparable(rows_of_job(query), digits=6) == comparable(expected, digits=6)
