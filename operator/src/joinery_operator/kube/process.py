@@ -256,21 +256,11 @@ async def _watch(
         terminated.set()
         stop.set()
 
-    async def watch() -> None:
-        """Watch as `kopf.operator` does, whose handlers forget a signal that comes while it stops for other reasons."""
-        other_tasks = asyncio.all_tasks()
-        tasks = await kopf.spawn_tasks(
-            registry=registry(controller.on_watch_event, log_in, close, controller.watched),
-            settings=kopf_settings(settings.owner_selector),
-            standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
-            stop_flag=stop,
+    watching = asyncio.create_task(
+        _run_kopf(
+            registry(controller.on_watch_event, log_in, close, controller.watched), settings, stop, at_signal=terminate
         )
-        _handle_signals(terminate)
-        await kopf.run_tasks(tasks, ignored=other_tasks)
-
-    watching = asyncio.create_task(watch())
+    )
     closing, regaining = asyncio.create_task(closed.wait()), asyncio.create_task(regained)
     ended: tuple[str, ...] | Exception | None = None
     ends: set[asyncio.Future[Any]] = {watching, closing, regaining, lost}
@@ -297,6 +287,24 @@ async def _watch(
     if ended is not None:
         _cancel_at_signals()
     return ended
+
+
+async def _run_kopf(
+    handlers: kopf.OperatorRegistry, settings: Settings, stop: asyncio.Event, at_signal: Callable[[], None]
+) -> None:
+    """Watch until `stop` is set, as `kopf.operator` does, whose handlers forget a signal that comes while it stops for
+    other reasons."""
+    other_tasks = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
+        registry=handlers,
+        settings=kopf_settings(settings.owner_selector),
+        standalone=True,
+        clusterwide=not settings.namespaces,
+        namespaces=settings.namespaces,
+        stop_flag=stop,
+    )
+    _handle_signals(at_signal)
+    await kopf.run_tasks(tasks, ignored=other_tasks)
 
 
 # What the operator needs before it starts. Each lack is an error that says what to do
@@ -390,8 +398,30 @@ def _wanted_page_kinds(settings: Settings) -> tuple[ApiResource, ...]:
 async def watched_page_kinds(api: Api, settings: Settings) -> tuple[ApiResource, ...]:
     """Return which of the kinds that lead to jobs' pages are watched: those that the installation wants, and others if
     that is possible, so that objects of an earlier setting are deleted. Raises EnvironmentProblem."""
-    required = _wanted_page_kinds(settings)
-    return tuple([kind for kind in PAGE_KINDS if await _can_watch(api, settings, kind, required=kind in required)])
+    required, watched = _wanted_page_kinds(settings), list[ApiResource]()
+    for kind in PAGE_KINDS:
+        chart_value = "jobPage.ingress" if kind == INGRESS else "jobPage.httpRoute"
+        served = await api.is_served(kind)
+        if kind in required and not served:
+            remedy = "Enable that API in kube-apiserver" if kind == INGRESS else "Install the Gateway API"
+            raise EnvironmentProblem(
+                f"The API server serves no {kind.plural}",
+                facts=f"{kind.plural}.{kind.group} ({kind.version}) is missing",
+                todo=f"{remedy}, or turn {chart_value} of the chart off",
+            )
+        namespaces = (settings.namespaces or (None,)) if served else ()
+        missing = await _missing_permissions(api, namespaces, page_permissions(kind))
+        refused = dict.fromkeys(namespace for namespace, _ in missing)
+        if kind in required and refused:
+            scopes = ", ".join(map(_scope_text, refused))
+            raise EnvironmentProblem(
+                "The operator's service account lacks permissions",
+                facts=f"{', '.join(_OF_CHILDREN)} {kind.plural}.{kind.group} in {scopes}",
+                todo=f"Bind it to the chart's role there, or turn {chart_value} of the chart off",
+            )
+        if served and not refused:
+            watched.append(kind)
+    return tuple(watched)
 
 
 async def watches_blue_green(api: Api, settings: Settings) -> bool:
@@ -412,30 +442,6 @@ async def watches_blue_green(api: Api, settings: Settings) -> bool:
             todo="to use them, bind it to the chart's role there, and restart the operator",
         )
     return not refused
-
-
-async def _can_watch(api: Api, settings: Settings, kind: ApiResource, *, required: bool) -> bool:
-    chart_value = "jobPage.ingress" if kind == INGRESS else "jobPage.httpRoute"
-    served = await api.is_served(kind)
-    if required and not served:
-        remedy = "Enable that API in kube-apiserver" if kind == INGRESS else "Install the Gateway API"
-        raise EnvironmentProblem(
-            f"The API server serves no {kind.plural}",
-            facts=f"{kind.plural}.{kind.group} ({kind.version}) is missing",
-            todo=f"{remedy}, or turn {chart_value} of the chart off",
-        )
-    namespaces = (settings.namespaces or (None,)) if served else ()
-    refused = dict.fromkeys(
-        namespace for namespace, _ in await _missing_permissions(api, namespaces, page_permissions(kind))
-    )
-    if required and refused:
-        scopes = ", ".join(map(_scope_text, refused))
-        raise EnvironmentProblem(
-            "The operator's service account lacks permissions",
-            facts=f"{', '.join(_OF_CHILDREN)} {kind.plural}.{kind.group} in {scopes}",
-            todo=f"Bind it to the chart's role there, or turn {chart_value} of the chart off",
-        )
-    return served and not refused
 
 
 async def _check_permissions(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:

@@ -111,18 +111,6 @@ def verify(
     outputs = Outputs.of(job)
     if all(target.output.console is not None for target in outputs.targets):
         raise JoineryError(f"The output of job {job.name} cannot be verified", facts="the console keeps no rows")
-
-    names = set() if job.spec.outputs is None else {target.name for target in outputs.targets}
-
-    @lru_cache(maxsize=2)
-    def receipts(kind: str, epoch: int) -> list[Receipt]:
-        """Return the receipts of an epoch, even of one committed meanwhile: its file may hold rows of earlier epochs.
-        `kind` is that of the log, or the name of one of several outputs."""
-        several = kind in names
-        entries = store.epochs(job.name, epoch - 1, 1)
-        logged = [receipt for entry in entries for receipt in entry.result.get("output" if several else kind, ())]
-        return [receipt[kind] for receipt in logged if kind in receipt] if several else logged
-
     record = store.record(job.name)
     assert record is not None, "the caller has looked"
     with ExitStack() as stack:
@@ -136,30 +124,52 @@ def verify(
         record = store.record(job.name)
         assert record is not None, "it was there before"
         course = replayable(job, store, *((None, None) if diffs else (first, last)), edits=True)
-        entries, verdict = course.entries, _empty_verdict(job, course, first, last, diffs)
+        verdict = _empty_verdict(job, course, first, last, diffs)
         replay = Replay(job, inputs, folder / "cache", course.initial_state(store))
-        late, since, name = LateCounts(input_clocks(job), late_shares(job)), _first_since_edit(job, course), ""
-        for entry in entries:
-            plan = EpochPlan.from_json(entry.plan)
-            if course.jobs[plan.definition] != course.jobs[name]:
-                replay.continue_with(course.jobs[plan.definition])
-            name = plan.definition
-            replayed = replay.run(plan, careful=plan.is_deadly(entry.generation))
-            check_records(entry, replayed.result["rows_in"])
+        late, since = LateCounts(input_clocks(job), late_shares(job)), _first_since_edit(job, course)
+        receipts = _receipt_reader(job, store, outputs)
+        for entry, replayed in _replay_log(course, replay):
             if entry.epoch >= since:
                 _expect_epoch(diffs, outputs, replayed)
             late.learn(entry.committed_at, replayed.read, replayed.late, replayed.behind)
             if verdict.first <= entry.epoch <= verdict.last:
                 verdict.learn_late(entry.epoch, late.active.values())
                 _judge_epoch(job, outputs, entry, receipts, replayed, verdict, short_incarnation(record.incarnation))
-        if (
-            any(not diff.content.exact for diff in diffs)
-            and (pending := _pending_plan(job, record, entries)) is not None
-        ):
+        pending = _pending_plan(job, record, course.entries)
+        if pending is not None and any(not diff.content.exact for diff in diffs):
             next_start = record.generation + 1
             _expect_epoch(diffs, outputs, replay.run(pending, careful=pending.is_deadly(next_start)))
         _compare_outputs(job, diffs, verdict, course)
     return verdict
+
+
+def _receipt_reader(job: Job, store: StateReader, outputs: Outputs) -> Callable[[str, int], list[Receipt]]:
+    """Return a function that reads the receipts of an epoch, even of one committed meanwhile: its file may hold rows of
+    earlier epochs. Its first argument is their kind in the log, or the name of one of several outputs."""
+    names = set() if job.spec.outputs is None else {target.name for target in outputs.targets}
+
+    @lru_cache(maxsize=2)
+    def receipts(kind: str, epoch: int) -> list[Receipt]:
+        several = kind in names
+        entries = store.epochs(job.name, epoch - 1, 1)
+        logged = [receipt for entry in entries for receipt in entry.result.get("output" if several else kind, ())]
+        return [receipt[kind] for receipt in logged if kind in receipt] if several else logged
+
+    return receipts
+
+
+def _replay_log(course: Replayable, replay: Replay) -> Iterator[tuple[EpochRecord, ReplayedEpoch]]:
+    """Run the epochs of the log again, each under the definition of the job that made it. Raises JoineryError if the
+    inputs no longer have the records that an epoch has read."""
+    name = ""
+    for entry in course.entries:
+        plan = EpochPlan.from_json(entry.plan)
+        if course.jobs[plan.definition] != course.jobs[name]:
+            replay.continue_with(course.jobs[plan.definition])
+        name = plan.definition
+        replayed = replay.run(plan, careful=plan.is_deadly(entry.generation))
+        check_records(entry, replayed.result["rows_in"])
+        yield entry, replayed
 
 
 def _open_contents(

@@ -226,11 +226,7 @@ def explain_records(
         texts, record_only = list(key), False
         if at is not None:
             at = (topic_in_plans(at[0], plans), *at[1:])
-            record = _record_at(Gathering(job, pipeline, inputs, {}, at, record_only=True), plans, at)
-            texts = _key_texts(job, record)
-            # If the record's input joins on time only, all other records may meet it.
-            needs_no_others = pipeline.last.kind.stateless or (bool(record.key) and not _is_regrouped(job))
-            record_only = not texts and (record.columns is None or needs_no_others)
+            texts, record_only = _key_at(Gathering(job, pipeline, inputs, {}, at, record_only=True), plans, at)
         steps = _keys_by_step(job, pipeline, texts, stored_co_partitions(course.record)) if texts else []
         names = [side.name for side in job.inputs]
         gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, record_only=record_only)
@@ -242,10 +238,10 @@ def explain_records(
                 f"Epochs {plans[0].epoch} to {plans[-1].epoch} of job {job.name} read no record with {' '.join(texts)}",
                 todo="Write the values as they are in the records; `joinery state epochs` shows what was read",
             )
-        records, chosen = matching_records[:MAX_EXPLAINED], ChosenRecords(inputs, gathered.batches)
         stored = _initial_state(course, store, pipeline, steps)
+        chosen = ChosenRecords(inputs, gathered.batches)
         comparison = _Comparison(job, pipeline, plans, chosen, stored, gathered.future, steps)
-        explained = [comparison.of(found_record) for found_record in records]
+        explained = [comparison.of(record) for record in matching_records[:MAX_EXPLAINED]]
         epoch_times = (
             NextEpoch.of(pipeline, record_of(job, store)).epoch_times
             if last is None
@@ -255,19 +251,10 @@ def explain_records(
         outcomes = RecordOutcomes(
             pipeline, inputs, gathered.batches, plans, epoch_times, comparison.reason, before, spans, joined_rows
         )
-        explained = [
-            explanation
-            if explanation.reason
-            else replace(
-                explanation,
-                outcome=outcomes.of(explanation.record),
-                waiting=outcomes.waiting(comparison.waiting_times[explanation.record.position]),
-            )
-            for explanation in explained
-        ]
+        explained = [_with_outcome(explanation, outcomes, comparison.waiting_times) for explanation in explained]
         key_view = show(job, store, texts, pipeline=pipeline).without_left_rows() if steps and last is None else None
         epochs = (plans[0].epoch, plans[-1].epoch)
-        omitted = len(matching_records) - len(records)
+        omitted = len(matching_records) - len(explained)
         return Answer(job.name, epochs, explained, key_view, omitted, course.savepoint, comparison.unjudged)
 
 
@@ -321,9 +308,10 @@ def topic_in_plans(topic: str, plans: Sequence[EpochPlan]) -> str:
     return ends[0] if topic not in topics and len(ends) == 1 else topic
 
 
-def _record_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, int, int]) -> FoundRecord:
-    """Return the record at a place. Raises JoineryError if no epoch has read it."""
-    topic, partition, offset = at
+def _key_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, int, int]) -> tuple[list[str], bool]:
+    """Return the key of the record at a place as COLUMN=VALUE texts, none if it has no key or cannot be decoded; and
+    whether no other record matters to it. Raises JoineryError if no epoch has read it."""
+    job, (topic, partition, offset) = gathering.job, at
     for plan in plans:
         ranges = [
             planned
@@ -334,21 +322,31 @@ def _record_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, 
         gathering.take(replace(plan, ranges=tuple(ranges)))
     if not gathering.records:
         raise JoineryError(
-            f"No epoch of job {gathering.job.name} has read {topic}:{partition}={offset}",
+            f"No epoch of job {job.name} has read {topic}:{partition}={offset}",
             facts=f"of epochs {plans[0].epoch} to {plans[-1].epoch}",
             todo="Give TOPIC:PARTITION=OFFSET; of a file, its path, 0, and the byte at which the record begins",
         )
-    return gathering.records[0]
-
-
-def _key_texts(job: Job, record: FoundRecord) -> list[str]:
-    """Return the COLUMN=VALUE texts of a record's key; none if the record has no key or cannot be decoded."""
+    record = gathering.records[0]
     name, key = record.position.partition.input, record.key
     if _is_regrouped(job):
-        return []  # all records may be in the rows of the record's group
-    if not isinstance(job, StreamJoin) or not job.joins:
-        return [column if value is None else f"{column}={value}" for column, value in key.items()]
-    return [] if None in key.values() else [f"{name}.{column}={value}" for column, value in key.items()]
+        texts = []  # all records may be in the rows of the record's group
+    elif not isinstance(job, StreamJoin) or not job.joins:
+        texts = [column if value is None else f"{column}={value}" for column, value in key.items()]
+    else:
+        texts = [] if None in key.values() else [f"{name}.{column}={value}" for column, value in key.items()]
+    # If the record's input joins on time only, all other records may meet it.
+    needs_no_others = gathering.pipeline.last.kind.stateless or (bool(key) and not _is_regrouped(job))
+    return texts, not texts and (record.columns is None or needs_no_others)
+
+
+def _with_outcome(
+    explained: Explained, outcomes: RecordOutcomes, waiting_times: Mapping[RecordPosition, Mapping[str, Sequence[int]]]
+) -> Explained:
+    """Add how long the record and its joined rows stay in the state, unless it was dropped."""
+    if explained.reason:
+        return explained
+    waiting = outcomes.waiting(waiting_times[explained.record.position])
+    return replace(explained, outcome=outcomes.of(explained.record), waiting=waiting)
 
 
 # --- what each record did ---------------------------------------------------------------------------------------------
