@@ -44,7 +44,7 @@ from joinery_runtime.engine.epoch_budget import Budget
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan, partition_id
 from joinery_runtime.engine.planner import Planner
-from joinery_runtime.engine.read_report import LateRecords, ReadReport
+from joinery_runtime.engine.read_report import ReadReport, StepDeadLetters
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.engine.tasks import (
     LocalHost,
@@ -229,7 +229,7 @@ class PeersHost:
         return self._collected(work, blocks)
 
     def _collected(self, work: EpochWork, blocks: Sequence[Block]) -> EpochOutcome:
-        reports = [block for block in blocks if isinstance(block, ReadReport | LateRecords)]
+        reports = [block for block in blocks if isinstance(block, ReadReport | StepDeadLetters)]
         read = self.workers[0].collect(work, reports, f"collect-{self.attempts}")
         return make_outcome(read, blocks, self.workers[0].steps, work.plan.shards)
 

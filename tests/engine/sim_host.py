@@ -11,7 +11,7 @@ from engine.sim_process import CRASHES, IN_TASK, LOSSES, Fault, TaskLost, call
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ShardSummary
 from joinery_runtime.engine.protocol import Task, choose_attempts
-from joinery_runtime.engine.read_report import LateRecords, ReadReport
+from joinery_runtime.engine.read_report import ReadReport, StepDeadLetters
 from joinery_runtime.engine.worker import Block, Sent, Worker
 from joinery_runtime.errors import Superseded
 
@@ -43,7 +43,7 @@ class SimHost:
         for number in range(steps):
             sent = self.step(work, number, sent)
             driver_blocks = [*driver_blocks, *sent[shards]]
-        reports = [block for block in driver_blocks if isinstance(block, ReadReport | LateRecords)]
+        reports = [block for block in driver_blocks if isinstance(block, ReadReport | StepDeadLetters)]
         summaries = self.summaries([block for block in driver_blocks if isinstance(block, ShardSummary)])
         read = self.task(lambda worker, attempt: worker.collect(work, reports, attempt))
         return EpochOutcome(read, choose_attempts(summaries, steps, shards))

@@ -23,7 +23,7 @@ from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.planner import REJOINS_MS
 from joinery_runtime.engine.protocol import Action, CommitResult, choose_attempts, next_action, resolve_commit
-from joinery_runtime.engine.read_report import LateRecords, ReadReport
+from joinery_runtime.engine.read_report import ReadReport, StepDeadLetters
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.engine.worker import Worker
 from joinery_runtime.errors import (
@@ -421,7 +421,7 @@ def test_where_no_dead_letters_are_written_none_leaves_its_reader(world: World, 
     collect, letters = Worker.collect, list[bytes | None]()
 
     def noted(
-        worker: Worker, work: EpochWork, reports: Iterable[ReadReport | LateRecords], attempt: str
+        worker: Worker, work: EpochWork, reports: Iterable[ReadReport | StepDeadLetters], attempt: str
     ) -> ReadSummary:
         listed = list(reports)
         letters.extend(report.dead for report in listed)

@@ -197,13 +197,13 @@ def test_two_drivers_at_one_moment_publish_once(lake: Lake, sink: LakeSink, monk
 
 def test_an_epoch_reads_the_table_once(lake: Lake, sink: LakeSink, monkeypatch) -> None:
     """To publish it; and once more for each commit of others that comes between."""
-    read, times = sink.table._find, []
+    read, times = sink.table._find_table, []
 
     def counted():
         times.append(1)
         return read()
 
-    monkeypatch.setattr(sink.table, "_find", counted)
+    monkeypatch.setattr(sink.table, "_find_table", counted)
     for epoch in (1, 2):
         receipt = written(lake.sink(), epoch=epoch)
         sink.in_transaction(None, epoch, [receipt])

@@ -51,7 +51,7 @@ class PostgresContent:
     ) -> None:
         self._table, self._schema = table, table.columns(schema)
         self.upsert_key, self.retracted = table.upsert_key, table.retracted
-        with self._problems():
+        with self._translate_errors():
             self._connection = connect(dsn)
             try:
                 self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -108,14 +108,14 @@ class PostgresContent:
         copy = sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT (FORMAT csv)").format(columns, self._table.identifier)
         with tempfile.TemporaryDirectory(prefix="joinery-verify-") as folder:
             path = Path(folder) / "rows.csv"
-            with self._problems(), path.open("wb") as file, self._connection.cursor().copy(copy) as stream:
+            with self._translate_errors(), path.open("wb") as file, self._connection.cursor().copy(copy) as stream:
                 for piece in stream:
                     file.write(piece)
             if not path.stat().st_size:
                 return
             batches = _csv_batches(path, self._schema)
             while True:
-                with self._problems():
+                with self._translate_errors():
                     batch = next(batches, None)
                 if batch is None:
                     return
@@ -123,7 +123,7 @@ class PostgresContent:
                 yield Piece(texts, [""] * len(texts), [0] * len(texts))
 
     @contextmanager
-    def _problems(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         summary = f"The output table {self._table.name} cannot be read"
         try:
             yield

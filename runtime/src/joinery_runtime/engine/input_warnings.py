@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from joinery_runtime.core.pipeline.spec import BranchSpec, Pipeline
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.null_keys import ColumnsRead, by_source
 from joinery_runtime.errors import MisreadInput
@@ -207,7 +207,11 @@ class InputWarnings:
         for read in reads:
             branch = self._pipeline.input(read.partition.input).branch_of(read.partition.topic)
             source = read.partition.input if branch is None else branch.name
-            by_source.setdefault(source, []).append(_with_message_names(branch, read))
+            empty = read.empty
+            if branch is not None and empty is not None:
+                # As messages name them, without those that a branch of a union leaves empty on purpose.
+                empty = frozenset(branch.columns[name] for name in empty.intersection(branch.columns))
+            by_source.setdefault(source, []).append(replace(read, empty=empty))
         new = []
         for name, source_reads in by_source.items():
             history = self._inputs.setdefault(name, _Input())
@@ -236,10 +240,3 @@ class InputWarnings:
 
     def _warning_of(self, name: str) -> str | None:
         return self._inputs[name].warning(name, self._milliseconds.get(name))
-
-
-def _with_message_names(branch: BranchSpec | None, read: PartitionRead) -> PartitionRead:
-    """Name the empty columns as messages do, without those that a branch of a union leaves empty on purpose."""
-    if branch is None or read.empty is None:
-        return read
-    return replace(read, empty=frozenset(branch.columns[name] for name in read.empty.intersection(branch.columns)))

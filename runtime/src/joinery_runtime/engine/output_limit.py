@@ -19,7 +19,7 @@ from joinery_runtime.core.table.columns import split_partition
 from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.messages import ShardSummary
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.engine.read_report import LateRecords
+from joinery_runtime.engine.read_report import StepDeadLetters
 from joinery_runtime.errors import RecordTooLarge, WrittenWithOtherLimit
 from joinery_runtime.formats.convert import quote_value
 from joinery_runtime.formats.json.encode import rows_to_json
@@ -162,7 +162,7 @@ class OutputLimit:
 
     def dead_letters(
         self, plan: EpochPlan, make_ordered: Callable[[], Generator[pa.RecordBatch, None, object]]
-    ) -> LateRecords | None:
+    ) -> StepDeadLetters | None:
         """Return the dead letters of the rows that did not fit, each with the record that arrived last for it.
         `make_ordered` makes the same rows once more, with ORDER_COLUMNS."""
         limit = self.limit
@@ -186,10 +186,10 @@ class OutputLimit:
                 )
                 letters.append(row)
         rows = concat(letters)
-        return LateRecords(encode(rows), Counter(rows.column("input").to_pylist()))
+        return StepDeadLetters(encode(rows), Counter(rows.column("input").to_pylist()))
 
 
-def unfit_rows(step: StepSpec, unfit: Sequence[UnfitRows]) -> LateRecords | None:
+def unfit_rows(step: StepSpec, unfit: Sequence[UnfitRows]) -> StepDeadLetters | None:
     """Return the dead letters of an aggregate's rows with values that do not fit (S7). Such a row is made of many
     records, so it has no topic, partition and offset: the group and the window say which one it is."""
     if not unfit:
@@ -208,7 +208,7 @@ def unfit_rows(step: StepSpec, unfit: Sequence[UnfitRows]) -> LateRecords | None
         for group, group_reasons in zip(unfit, reasons, strict=True)
     ]
     rows = concat(letters)
-    return LateRecords(encode(rows), {name: rows.num_rows}, reasons[0][0])
+    return StepDeadLetters(encode(rows), {name: rows.num_rows}, reasons[0][0])
 
 
 def reasons_of(unfit: UnfitRows) -> Iterator[str]:
@@ -224,9 +224,9 @@ def reasons_of(unfit: UnfitRows) -> Iterator[str]:
 def with_dead_letters(
     summary: ShardSummary,
     step: StepSpec,
-    late: LateRecords | None,
-    large: LateRecords | None,
-    unfit: LateRecords | None = None,
+    late: StepDeadLetters | None,
+    large: StepDeadLetters | None,
+    unfit: StepDeadLetters | None = None,
 ) -> ShardSummary:
     """Return the summary with the counts of these dead letters. Rows that are too `large` count as `failed`, too, at
     the step's last input; those that are `unfit` are counted by the step."""

@@ -137,8 +137,6 @@ class Planner:
         ranges: list[Range] = []
         readable = [b for b in snapshot.bounds if b.start < b.end_exclusive and b.partition.input not in status.paused]
         self._history = self._history.with_observed_ends((*snapshot.bounds, *snapshot.waiting))
-        # While all unread records of an input are in partitions that others hold, the other inputs wait for it: their
-        # rows would only fill the state.
         # The number of partitions that co-partitioned inputs have in common is unknown while an input's topic pattern
         # matches no topic.
         needs_partitions = self._settings.co_partitioned and not state.co_partitions
@@ -146,6 +144,8 @@ class Planner:
         if lacks or not reads:
             snapshot = snapshot.without_reads(state.inputs if reads else None)
         elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.is_assigned}:
+            # Otherwise all unread records of an input are in partitions that other members have. The other inputs wait
+            # for it: their rows would only fill the state.
             ranges = self._choose_ranges(state.inputs, snapshot, status.paused)
         shards = self._settings.shards
         if cores is not None and not self._settings.co_partitioned:

@@ -110,7 +110,7 @@ def _partition_of(rows: pa.RecordBatch) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class LateRecords:
+class StepDeadLetters:
     """Dead letters of records that a step has found to be late, or to lack a value, or of rows with values that do not
     fit, as an Arrow IPC file, with their counts by input. `first` names the first one and its fault."""
 
@@ -119,7 +119,7 @@ class LateRecords:
     first: str = ""
 
     @classmethod
-    def select_late(cls, candidates: Sequence[LateCandidates], late: Sequence[np.ndarray]) -> LateRecords | None:
+    def select_late(cls, candidates: Sequence[LateCandidates], late: Sequence[np.ndarray]) -> StepDeadLetters | None:
         """Select the candidates that are late: `late` has the places that the step found, by side (`StepResult`).
         Topics of one input may have records of equal partition and offset; their PARTITION differs."""
         late_offsets = [set(map(tuple, positions.tolist())) for positions in late]

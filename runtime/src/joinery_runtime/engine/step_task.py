@@ -74,11 +74,13 @@ class StepTask:
     ) -> None:
         self._compact_eagerly = work.plan.checkpoint or resume_compaction
         self._pipeline, self._step, self._work, self._cache, self._flag_cache = pipeline, step, work, cache, flags
-        self._sides = range(len(step.sides))
+        self._side_numbers = range(len(step.sides))
         self._owned = shard_range(shard, work.plan.shards)
-        self._first = shard == 0
-        self.sides = tuple(self._segments_of(side, side.part) for side in step.sides)
-        self._flags = tuple(self._segments_of(side, side.flags_part) if side.flags else [] for side in step.sides)
+        self._is_first_shard = shard == 0
+        self.segments = tuple(self._segments_of(side, side.part) for side in step.sides)
+        self._flag_segments = tuple(
+            self._segments_of(side, side.flags_part) if side.flags else [] for side in step.sides
+        )
         self._horizons = tuple(work.plan.horizons.get(side.part, Horizon()) for side in step.sides)
         self._loaded: dict[str, StateRun] = {}
 
@@ -86,7 +88,7 @@ class StepTask:
         """Yield the rows that the kernel makes, then return the outcome. Returns None if nothing arrived, nothing
         leaves, and there is nothing to rewrite. A repeated call yields the same rows."""
         arrived = any(rows is not None for rows in arrivals)
-        groups_by_side = {side: self._groups_to_merge(side) for side in self._sides}
+        groups_by_side = {side: self._groups_to_merge(side) for side in self._side_numbers}
         to_merge = [group for groups in groups_by_side.values() for group in groups]
         # Without arrivals no row has to wait for a merge.
         merged_now = compaction.limit_to_one_epoch(to_merge) if arrived and not self._work.merge_all else to_merge
@@ -95,9 +97,11 @@ class StepTask:
             for side, groups in groups_by_side.items()
             for rewrite in self._plan_rewrites(side, [group for group in groups if group in merged_now])
         ]
-        flag_merges = {side: self._segments_to_merge(side, self._flags[side], self._owned) for side in self._sides}
+        flag_merges = {
+            side: self._segments_to_merge(side, self._flag_segments[side], self._owned) for side in self._side_numbers
+        }
         horizons = self._work.plan.horizons
-        closing = any(times.closes(self._pipeline, meta, horizons) for side in self.sides for meta in side)
+        closing = any(times.closes(self._pipeline, meta, horizons) for side in self.segments for meta in side)
         idle = not closing and not arrived
         if idle and not any((rewrites, *flag_merges.values(), self._finished_flags())):
             return None
@@ -110,7 +114,7 @@ class StepTask:
         added = [
             (side.part, run)
             for side, run in zip(self._step.sides, result.added, strict=True)
-            if run is not None and (self._first or not side.broadcast)
+            if run is not None and (self._is_first_shard or not side.broadcast)
         ]
         after_eviction, behind = self._late_figures(arrivals, result)
         return StepOutcome(
@@ -154,7 +158,7 @@ class StepTask:
         arrived = tuple(rows is not None for rows in arrivals)
         state_runs = tuple(
             self.state_runs(side) if self._step.kind.needs_state(self._step, side, arrived, closing=closing) else []
-            for side in self._sides
+            for side in self._side_numbers
         )
         plan = self._work.plan
         watermarks = times.watermarks_before(self._pipeline, self._step, plan.times, plan.horizons)
@@ -166,14 +170,16 @@ class StepTask:
         return self._step.kind.run(self._step, work)
 
     def state_runs(self, side: int) -> list[StateRun]:
-        return self._load_runs(side, self.sides[side])
+        return self._load_runs(side, self.segments[side])
 
     def _load_runs(self, side: int, segments: Sequence[SegmentMeta]) -> list[StateRun]:
         """Return the shard's own rows of these segments. Reads those that were not read yet."""
         spec, new = self._step.sides[side], [meta for meta in segments if meta.key not in self._loaded]
         for meta, segment_run in zip(new, self._cache.get(new), strict=True):
             rows = slice(0, len(segment_run)) if spec.broadcast else segment_run.rows_in(self._owned)
-            flagged = self._flag_cache.flagged(meta, segment_run, self._flags[side])[rows] if spec.flags else None
+            flagged = (
+                self._flag_cache.flagged(meta, segment_run, self._flag_segments[side])[rows] if spec.flags else None
+            )
             batch = stored_rows(spec, segment_run.batch)
             run = Run.view(batch.slice(rows.start, rows.stop - rows.start), source=segment_run)
             self._loaded[meta.key] = StateRun(meta.key, run, rows.start, flagged)
@@ -189,9 +195,9 @@ class StepTask:
 
     def _groups_to_merge(self, side: int) -> Groups:
         spec = self._step.sides[side]
-        if spec.broadcast and not self._first:
+        if spec.broadcast and not self._is_first_shard:
             return []
-        chosen = self._segments_to_merge(side, self.sides[side], self._merged_hashes(side))
+        chosen = self._segments_to_merge(side, self.segments[side], self._merged_hashes(side))
         if self._lasts_forever(side):
             return chosen
         groups: Groups = []
@@ -211,7 +217,7 @@ class StepTask:
             return rewrites
         # Segments that span several shards after a rescale, and that event time never expires. Each shard rewrites its
         # own rows, all shards in the same epoch.
-        spanning = [meta for meta in self.sides[side] if not self._owned.contains(meta.hash_min, meta.hash_max)]
+        spanning = [meta for meta in self.segments[side] if not self._owned.contains(meta.hash_min, meta.hash_max)]
         return rewrites + [_Rewrite(side, [meta], (owned,), shared=True) for meta in spanning]
 
     def _lasts_forever(self, side: int) -> bool:
@@ -245,7 +251,7 @@ class StepTask:
             # No other shard has rows of these segments, and this shard no longer needs any.
             finished = {
                 meta.key
-                for meta in self.sides[side]
+                for meta in self.segments[side]
                 if meta.key in result.finished and self._owned.contains(meta.hash_min, meta.hash_max)
             }
             dropped = rewritten | finished
@@ -254,7 +260,7 @@ class StepTask:
             if run is not None:
                 yield spec.flags_part, run
             for group in flag_merges[side]:
-                live = {meta.key for meta in self.sides[side]} - rewritten
+                live = {meta.key for meta in self.segments[side]} - rewritten
                 merged = merge(flags_of_live(self._cache.get(group), live))
                 if len(merged):
                     yield spec.flags_part, merged
@@ -263,7 +269,7 @@ class StepTask:
         """Flag segments whose flagged rows are all gone from the state; looked for at checkpoints only."""
         if not self._work.plan.checkpoint:
             return set()
-        pairs = zip(self._flags, ({meta.key for meta in side} for side in self.sides), strict=True)
+        pairs = zip(self._flag_segments, ({meta.key for meta in side} for side in self.segments), strict=True)
         return set[str]().union(*(self._flag_cache.useless(flags, live) for flags, live in pairs))
 
 

@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary
 from joinery_runtime.engine.protocol import choose_attempts
-from joinery_runtime.engine.read_report import LateRecords, ReadReport
+from joinery_runtime.engine.read_report import ReadReport, StepDeadLetters
 from joinery_runtime.engine.worker import Block, Sent, Worker
 from joinery_runtime.errors import JoineryError
 
@@ -50,7 +50,9 @@ class TaskWorker(Protocol):
         self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str
     ) -> Iterator[Sent]: ...
 
-    def collect(self, work: EpochWork, reports: Iterable[ReadReport | LateRecords], attempt: str) -> ReadSummary: ...
+    def collect(
+        self, work: EpochWork, reports: Iterable[ReadReport | StepDeadLetters], attempt: str
+    ) -> ReadSummary: ...
 
 
 class Threads:
@@ -190,7 +192,7 @@ def ranges_by_peer(work: EpochWork, peers: WorkerProcesses) -> list[list[Range]]
 def run_epoch(worker: TaskWorker, work: EpochWork, attempt: str, threads: Threads) -> EpochOutcome:
     """Run all of an epoch in its only peer."""
     blocks = run_share(worker, work, work.plan.ranges, range(work.plan.shards), attempt, threads)
-    reports = [block for block in blocks if isinstance(block, ReadReport | LateRecords)]
+    reports = [block for block in blocks if isinstance(block, ReadReport | StepDeadLetters)]
     return make_outcome(worker.collect(work, reports, attempt), blocks, worker.steps, work.plan.shards)
 
 

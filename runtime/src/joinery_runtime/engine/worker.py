@@ -51,9 +51,9 @@ from joinery_runtime.engine.plan import NAMED_BY_LIFE, EpochPlan
 from joinery_runtime.engine.read_report import (
     DeadLetters,
     LateCandidates,
-    LateRecords,
     ReadCounter,
     ReadReport,
+    StepDeadLetters,
     read_summary,
 )
 from joinery_runtime.engine.step_task import SideBatches, StepOutcome, StepTask
@@ -77,7 +77,7 @@ class RowBlock:
     read: bool = True
 
 
-Block = RowBlock | LateCandidates | ColumnsRead | ReadReport | LateRecords | ShardSummary
+Block = RowBlock | LateCandidates | ColumnsRead | ReadReport | StepDeadLetters | ShardSummary
 Sent = tuple[int, Block]  # a block and the shard that it goes to
 
 
@@ -162,11 +162,13 @@ class Worker:
         reader, decoder = self._parts.inputs.reader(name, lane), self._parts.inputs.decoder(name, lane)
         if work.careful:
             reader, decoder = read_carefully(reader), with_trials(decoder)
-        spec, may_be_late = self._pipeline.input(name), list[Sent]()
+        spec, candidates = self._pipeline.input(name), list[Sent]()
         sources = {planned.partition: spec.source(planned.partition.topic) for planned in ranges}
-        counters = {
-            planned.partition: self._read_counter(work, planned, sources[planned.partition]) for planned in ranges
-        }
+        counters = {}
+        for planned in ranges:
+            source = sources[planned.partition]
+            paths_of = None if self._parts.paths_of is None else partial(self._parts.paths_of, source)
+            counters[planned.partition] = ReadCounter(planned, work.new_keys.get(source, ()), paths_of)
         late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)
         checks = {ref: RecordChecks(plan.future_check(name), late, plan.co_partitions) for ref in counters}
 
@@ -178,8 +180,8 @@ class Worker:
                 if counter.bytes > work.allowed.get(ref, math.inf):
                     raise _too_large(work, counter)
                 if late is not None and not late.certain:
-                    may_be_late.extend(self._late_candidates(name, raw, rows, late, plan.shards))
-                may_be_late.extend(self._incomplete_candidates(name, raw, rows, plan.shards))
+                    candidates.extend(self._late_candidates(name, raw, rows, late, plan.shards))
+                candidates.extend(self._incomplete_candidates(name, raw, rows, plan.shards))
                 if rows.num_rows:
                     yield rows
 
@@ -192,7 +194,7 @@ class Worker:
                 yield from (
                     (shard, RowBlock(spec.step, spec.side, cut)) for shard, cut in cut_by_shard(rows, plan.shards)
                 )
-        yield from may_be_late
+        yield from candidates
         reports = [counter.report() for counter in counters.values()]
         if self._parts.dead_letters is None:  # then the counts end the job, and nobody collects the letters
             reports = [replace(report, dead=None) for report in reports]
@@ -202,10 +204,6 @@ class Worker:
             )
             yield from ((shard, columns) for shard in range(plan.shards))
         yield from ((plan.shards, report) for report in reports)
-
-    def _read_counter(self, work: EpochWork, planned: Range, source: str) -> ReadCounter:
-        paths_of = None if self._parts.paths_of is None else partial(self._parts.paths_of, source)
-        return ReadCounter(planned, work.new_keys.get(source, ()), paths_of)
 
     def _prepare_batch(
         self, name: str, decoder: Decoder, raw: RawBatch, partition: int, counter: ReadCounter, checks: RecordChecks
@@ -283,13 +281,13 @@ class Worker:
             durable before any output of the shard can be visible."""
             batches = task.run(arrivals, ordered=self._parts.ordered or not last)
             text = partial(step_text, step, shard, work)
-            done = yield from output_limit.within(self._calls.during(work, text, batches))
-            if done is None:
+            outcome = yield from output_limit.within(self._calls.during(work, text, batches))
+            if outcome is None:
                 return None
             if not staged:
-                staged.append(self._stage_runs(attempt_id, done.runs, work.plan.co_partitions))
+                staged.append(self._stage_runs(attempt_id, outcome.runs, work.plan.co_partitions))
                 work.failpoint("staged")
-            return _StagedOutcome(done, staged[0])
+            return _StagedOutcome(outcome, staged[0])
 
         rows = ReplayableBatches(make)
         written, handed = None, 0
@@ -297,16 +295,16 @@ class Worker:
             handed = yield from self._hand_to_next_step(number + 1, rows, shard, work)
         elif rows.any():
             written = output_limit.write(self._parts.output, self._attempt_of(work, attempt_id), rows)
-        ended = rows.result()
-        self._note_pending_merges((number, shard), ended)
+        completed = rows.result()
+        self._note_pending_merges((number, shard), completed)
         hottest = self._count_hot_keys(work, step, shard, task)
-        if ended is None:
+        if completed is None:
             yield work.plan.shards, ShardSummary(number, shard, hottest=hottest)
             return
-        summary = self._shard_summary(step, shard, arrived, ended, hottest)
-        late = LateRecords.select_late(arrived.late_candidates, ended.done.result.late)
+        summary = self._shard_summary(step, shard, arrived, completed, hottest)
+        late = StepDeadLetters.select_late(arrived.late_candidates, completed.outcome.result.late)
         large = output_limit.dead_letters(work.plan, partial(task.run, arrivals, ordered=True))
-        summary, letters = self._with_letters(summary, step, ended.done.result, late, large)
+        summary, letters = self._with_letters(summary, step, completed.outcome.result, late, large)
         yield from ((work.plan.shards, records) for records in letters)
         if hands_on:
             yield work.plan.shards, replace(summary, rows_handed=handed)
@@ -319,9 +317,9 @@ class Worker:
         summary: ShardSummary,
         step: StepSpec,
         result: StepResult,
-        late: LateRecords | None,
-        large: LateRecords | None,
-    ) -> tuple[ShardSummary, Sequence[LateRecords]]:
+        late: StepDeadLetters | None,
+        large: StepDeadLetters | None,
+    ) -> tuple[ShardSummary, Sequence[StepDeadLetters]]:
         """Return the summary with the counts of the step's dead letters, and these."""
         unfit = unfit_rows(step, result.unfit)
         counted = with_dead_letters(summary, step, late, large, unfit)
@@ -361,10 +359,10 @@ class Worker:
                 self._compaction_pending.clear()
             self._evicted_in = (work.generation, work.plan.epoch)
 
-    def _note_pending_merges(self, key: tuple[int, int], ended: _StagedOutcome | None) -> None:
+    def _note_pending_merges(self, key: tuple[int, int], completed: _StagedOutcome | None) -> None:
         """Note whether merges were put off, so that the shard's next epochs resume them. A process that does not
         know of it leaves them to the next checkpoint."""
-        if ended is not None and ended.done.put_off:
+        if completed is not None and completed.outcome.put_off:
             self._compaction_pending.add(key)
         else:
             self._compaction_pending.discard(key)
@@ -374,10 +372,10 @@ class Worker:
         step: StepSpec,
         shard: int,
         arrived: _Arrived,
-        ended: _StagedOutcome,
+        completed: _StagedOutcome,
         hottest: tuple[KeyRows, ...] | None,
     ) -> ShardSummary:
-        done, result = ended.done, ended.done.result
+        outcome, result = completed.outcome, completed.outcome.result
         # Every shard gets the rows of a broadcast side, but they are counted once.
         counted = [side for side, spec in enumerate(step.sides) if shard == 0 or not spec.broadcast]
         parts = {}
@@ -395,18 +393,18 @@ class Worker:
         return ShardSummary(
             step=step.number,
             shard=shard,
-            rows_in=sum(arrived.read[side] for side in counted),
-            rows_taken=sum(arrived.joined[side] for side in counted),
+            rows_in=sum(arrived.from_inputs[side] for side in counted),
+            rows_taken=sum(arrived.from_steps[side] for side in counted),
             dropped=_dropped_rows(step, result, counted),
-            staged=ended.staged,
-            replaced=done.replaced,
-            finished=done.finished,
+            staged=completed.staged,
+            replaced=outcome.replaced,
+            finished=outcome.finished,
             hottest=hottest,
             parts=parts,
             matches=result.matches,
             removed=removed,
-            after_eviction={step.sides[side].time: n for side, n in done.after_eviction.items() if side in counted},
-            behind={step.sides[side].time: ms for side, ms in done.behind.items()},
+            after_eviction={step.sides[side].time: n for side, n in outcome.after_eviction.items() if side in counted},
+            behind={step.sides[side].time: ms for side, ms in outcome.behind.items()},
         )
 
     def _count_hot_keys(
@@ -417,7 +415,7 @@ class Worker:
         read segments only to count keys."""
         key = (step.number, shard)
         if not work.plan.checkpoint:
-            segments = [meta for side in task.sides for meta in side]
+            segments = [meta for side_segments in task.segments for meta in side_segments]
             if key in self._counted or not segments or not all(self._cache.has(meta.key) for meta in segments):
                 return None
         self._counted.add(key)
@@ -504,7 +502,7 @@ class Worker:
 
     # --- collect ----------------------------------------------------------------------------------------------------
 
-    def collect(self, work: EpochWork, reports: Iterable[ReadReport | LateRecords], attempt: str) -> ReadSummary:
+    def collect(self, work: EpochWork, reports: Iterable[ReadReport | StepDeadLetters], attempt: str) -> ReadSummary:
         """Write the dead letters of an epoch under the attempt's name, where the job has an output for them, and sum
         up what was read."""
         listed = list(reports)
@@ -529,11 +527,11 @@ def _too_large(work: EpochWork, counter: ReadCounter) -> PlanTooLarge:
 
 
 class _Arrived:
-    """What has arrived for a step: by side the rows, how many of them were read, and how many the step before made;
-    records that may be late; and what was read of columns that a check looks at."""
+    """What has arrived for a step: by side the rows, and how many of them come from inputs and from the step before;
+    records that the step may reject; and what was read of columns that a check looks at."""
 
     def __init__(self, step: int, sides: int) -> None:
-        self.read, self.joined = [0] * sides, [0] * sides
+        self.from_inputs, self.from_steps = [0] * sides, [0] * sides
         self.late_candidates: list[LateCandidates] = []
         self.columns: list[ColumnsRead] = []
         self._step = step
@@ -543,7 +541,7 @@ class _Arrived:
         """Take a block. Returns False for a block of a later step, or a report."""
         if isinstance(block, RowBlock) and block.step == self._step:
             self._batches[block.side].append(block.rows)
-            (self.read if block.read else self.joined)[block.side] += block.rows.num_rows
+            (self.from_inputs if block.read else self.from_steps)[block.side] += block.rows.num_rows
         elif isinstance(block, LateCandidates) and block.step == self._step:
             self.late_candidates.append(block)
         elif isinstance(block, ColumnsRead):
@@ -562,7 +560,7 @@ class _Arrived:
 class _StagedOutcome:
     """The outcome of a step that has made all of its rows, and the segments that it has staged."""
 
-    done: StepOutcome
+    outcome: StepOutcome
     staged: tuple[SegmentMeta, ...]
 
 

@@ -27,7 +27,7 @@ from pyspark import SparkFiles, TaskContext
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.exchange import LocalParcel, LocalParcels, Parcel, open_parcels, pack_blocks
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary, TaskFailure
-from joinery_runtime.engine.read_report import LateRecords, ReadReport
+from joinery_runtime.engine.read_report import ReadReport, StepDeadLetters
 from joinery_runtime.engine.tasks import (
     Inbox,
     TaskWorker,
@@ -140,7 +140,7 @@ class PeerTask:
             if self.setup.collects_letters:
                 yield from ((0, (shards, report)) for report in reports)
                 return
-            if any(isinstance(report, ReadReport | LateRecords) and report.dead is not None for report in reports):
+            if any(isinstance(report, ReadReport | StepDeadLetters) and report.dead is not None for report in reports):
                 raise self._letters_after_steps("dead letters of peers that exchange no rows")
             yield from ((0, report) for report in reports if isinstance(report, ReadReport | ShardSummary))
         except Superseded:
@@ -192,11 +192,11 @@ class PeerTask:
             yield from self._pack_parcels(outgoing)
             return
         reports = [report for _, report in outgoing]
-        if number < self.setup.steps and any(isinstance(report, LateRecords) for report in reports):
+        if number < self.setup.steps and any(isinstance(report, StepDeadLetters) for report in reports):
             raise self._letters_after_steps("rows that are too large for the output")
         yield from ((0, report) for report in reports if isinstance(report, ShardSummary))
         if peer == 0:
-            collected = [report for report in reports if isinstance(report, ReadReport | LateRecords)]
+            collected = [report for report in reports if isinstance(report, ReadReport | StepDeadLetters)]
             yield 0, process.worker.collect(self.work, collected, attempt)
 
     def _reread_own_rows(self, process: _Process, peer: int) -> Iterator[Parcel]:

@@ -43,9 +43,9 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
         self._location, self._options = location, dict(options)
 
     def create(self, schema: pa.Schema) -> bool:
-        if self._find() is not None:
+        if self._find_table() is not None:
             return False
-        with self._problems("cannot be created"):
+        with self._translate_errors("cannot be created"):
             # Another job may create it at the same time.
             self._opened = DeltaTable.create(
                 self._location, schema, mode="ignore", storage_options=self._options or None
@@ -64,18 +64,18 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
         return pa.schema(table.schema().to_arrow())
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        with self._problems("does not take new columns"):
+        with self._translate_errors("does not take new columns"):
             self._table().alter.add_columns([Field.from_arrow(field) for field in fields])
 
     def id(self) -> str | None:
-        table = self._find()
+        table = self._find_table()
         return None if table is None else str(table.metadata().id)
 
     def storage(self) -> DeltaStorage:
         return DeltaStorage(self._location, self._options)
 
     def mark(self, job: str, incarnation: str) -> Mark | None:
-        with self._problems("cannot be read"):
+        with self._translate_errors("cannot be read"):
             version = self._table().transaction_version(_app_id(job, incarnation))
         return None if version is None else Mark(*divmod(version, 1 << _EPOCH_BITS))
 
@@ -92,7 +92,7 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
             max_commit_retries=0,
             app_transactions=[Transaction(_app_id(added.job, added.incarnation), version)],
         )
-        with self._problems(f"rejects the rows of epoch {added.mark.epoch}"):
+        with self._translate_errors(f"rejects the rows of epoch {added.mark.epoch}"):
             try:
                 table.create_write_transaction(
                     actions, "append", table.schema(), commit_properties=commit,
@@ -103,18 +103,18 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
                 raise CommitConflict(str(error)) from error
 
     def read(self) -> pa.Table:
-        with self._problems("cannot be read"):
-            return self._reopened().to_pyarrow_table()
+        with self._translate_errors("cannot be read"):
+            return self._reopen_table().to_pyarrow_table()
 
     def files(self) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
         table = self._table()
-        with self._problems("cannot be read"):
+        with self._translate_errors("cannot be read"):
             dataset = table.to_pyarrow_dataset()
             for fragment in dataset.get_fragments():
                 yield fragment.path, self._read_batches(fragment.to_batches(schema=dataset.schema))
 
-    def _find(self) -> DeltaTable | None:
-        with self._problems("cannot be opened"):
+    def _find_table(self) -> DeltaTable | None:
+        with self._translate_errors("cannot be opened"):
             try:
                 if self._opened is None:
                     self._opened = DeltaTable(self._location, storage_options=self._options or None)

@@ -67,15 +67,15 @@ class IcebergTable(OpenedTable[Table]):
         self._catalog: Catalog | None = None
 
     def create(self, schema: pa.Schema) -> bool:
-        if self._find() is not None:
+        if self._find_table() is not None:
             return False
-        with self._problems("cannot be created"):
+        with self._translate_errors("cannot be created"):
             catalog = self._connected()
             with contextlib.suppress(NamespaceAlreadyExistsError):
                 catalog.create_namespace(self._identifier.rsplit(".", 1)[0])
             with contextlib.suppress(TableAlreadyExistsError):  # by another job at the same time
                 catalog.create_table(self._identifier, schema)
-        return self._find() is not None
+        return self._find_table() is not None
 
     def columns(self) -> pa.Schema:
         table = self._table()
@@ -89,11 +89,11 @@ class IcebergTable(OpenedTable[Table]):
         return table.schema().as_arrow()
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        with self._problems("does not take new columns"), self._table().update_schema() as update:
+        with self._translate_errors("does not take new columns"), self._table().update_schema() as update:
             update.union_by_name(pa.schema(fields))
 
     def id(self) -> str | None:
-        table = self._find()
+        table = self._find_table()
         return None if table is None else str(table.metadata.table_uuid)
 
     def storage(self) -> IcebergStorage:
@@ -110,7 +110,7 @@ class IcebergTable(OpenedTable[Table]):
         # changes only this copy of the table's properties.
         table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
         root = f"{table.location().rstrip('/')}/data"
-        with self._problems(f"rejects the rows of epoch {added.mark.epoch}"):
+        with self._translate_errors(f"rejects the rows of epoch {added.mark.epoch}"):
             try:
                 with table.transaction() as transaction:
                     transaction.set_properties(
@@ -126,13 +126,13 @@ class IcebergTable(OpenedTable[Table]):
                 raise CommitConflict(str(error)) from error
 
     def read(self) -> pa.Table:
-        table = self._reopened()
-        with self._problems("cannot be read"):
+        table = self._reopen_table()
+        with self._translate_errors("cannot be read"):
             return table.scan().to_arrow()
 
     def files(self) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
         table = self._table()
-        with self._problems("cannot be read"):
+        with self._translate_errors("cannot be read"):
             scan = table.scan()
             rows = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter)
             for task in scan.plan_files():
@@ -149,8 +149,8 @@ class IcebergTable(OpenedTable[Table]):
             self._catalog = load_catalog(self._catalog_name, **properties)
         return self._catalog
 
-    def _find(self) -> Table | None:
-        with self._problems("cannot be opened"):
+    def _find_table(self) -> Table | None:
+        with self._translate_errors("cannot be opened"):
             try:
                 self._opened = self._connected().load_table(self._identifier)
             except NoSuchTableError:
@@ -158,9 +158,9 @@ class IcebergTable(OpenedTable[Table]):
         return self._opened
 
     @contextlib.contextmanager
-    def _problems(self, failure: str) -> Iterator[None]:
+    def _translate_errors(self, failure: str) -> Iterator[None]:
         try:
-            with super()._problems(failure):
+            with super()._translate_errors(failure):
                 yield
         except ForeignCode as error:
             named = f"The {self.name} of the catalog {self._catalog_name} {failure}"

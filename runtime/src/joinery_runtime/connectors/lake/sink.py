@@ -127,26 +127,26 @@ class OpenedTable(ABC, Generic[Opened]):
         self._opened: Opened | None = None
 
     @abstractmethod
-    def _find(self) -> Opened | None:
+    def _find_table(self) -> Opened | None:
         """Read the present table; None if it is missing."""
 
-    def _reopened(self) -> Opened:
+    def _reopen_table(self) -> Opened:
         """Read the present table. Raises SinkError if it is missing."""
-        table = self._find()
+        table = self._find_table()
         if table is None:
             raise SinkError(f"The {self.name} is missing", todo="Start the job again: it recreates the table")
         return table
 
     def _table(self) -> Opened:
         """Return the table as of the last time it was read. Raises SinkError if it is missing."""
-        return self._reopened() if self._opened is None else self._opened
+        return self._reopen_table() if self._opened is None else self._opened
 
     def _read_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with self._problems("cannot be read"):
+        with self._translate_errors("cannot be read"):
             yield from batches
 
     @contextmanager
-    def _problems(self, failure: str) -> Iterator[None]:
+    def _translate_errors(self, failure: str) -> Iterator[None]:
         try:
             yield
         except self._errors as error:

@@ -308,13 +308,13 @@ class _IntervalEpoch:
         """Yield the matches of new rows with a run of the other side."""
         left_rows = new if side == LEFT else other
         settled = None if self._step.emits == "pairs" else left_rows.settled(arriving=side == LEFT)
-        for candidates in self._find(side, new, other):
+        for candidates in self._find_candidates(side, new, other):
             for piece in cut_pairs(self._step, candidates):
                 assert piece.left is not None, "candidates have a left row"
                 needed = piece if settled is None else piece.where(~settled[piece.left.index])
                 matches = needed.where(confirm(self._step, needed, self.failures))
-                self._note(side, new, matches)
-                self._note(1 - side, other, matches)
+                self._note_matches(side, new, matches)
+                self._note_matches(1 - side, other, matches)
                 self.matches += len(matches)
                 if len(matches):
                     yield matches
@@ -327,14 +327,14 @@ class _IntervalEpoch:
         emitted = apply_filter(self._step, pairs, self.failures)
         return project(self._step, emitted, self.failures, ordered=self._work.ordered, arrived=arrived)
 
-    def _note(self, side: int, rows: _JoinableRows, pairs: Pairs) -> None:
+    def _note_matches(self, side: int, rows: _JoinableRows, pairs: Pairs) -> None:
         selected = pairs.side(side)
         if rows.matched_now is not None and selected is not None:
             rows.matched_now[selected.index] = True
 
     # --- candidates ---------------------------------------------------------------------------------------------------
 
-    def _find(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[Pairs]:
+    def _find_candidates(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[Pairs]:
         """Yield pairs whose hashes and times fit, with rows that the other side still keeps."""
         if self._step.sides[side].broadcast:
             # Only runs of the broadcast side are sorted by time alone, so rows of the other side are looked up in them.
