@@ -71,8 +71,12 @@ class Applier:
     def delete_refused(self, job: Manifest) -> Mapping[str, str]:
         """Which children of the job could not be deleted, by their uid, and the API server's answer. One that is gone
         or going by now does not count."""
-        refused = self._undeleted.pop(uid_of(job), {})
-        if remaining := {uid: refusal for uid, refusal in refused.items() if self._is_live(refusal.key, uid)}:
+        remaining = {}
+        for uid, refusal in self._undeleted.pop(uid_of(job), {}).items():
+            cached = self._cache.get(refusal.key)
+            if cached is not None and uid_of(cached) == uid and not cached["metadata"].get("deletionTimestamp"):
+                remaining[uid] = refusal
+        if remaining:
             self._undeleted[uid_of(job)] = remaining
         return {uid: refusal.message for uid, refusal in remaining.items()}
 
@@ -83,10 +87,6 @@ class Applier:
         if remaining := {name: refusal for name, refusal in refused.items() if self._cache.get(refusal.key)}:
             self._unpatched[uid_of(job)] = remaining
         return {name: refusal.message for name, refusal in remaining.items()}
-
-    def _is_live(self, key: ObjectKey, uid: str) -> bool:
-        cached = self._cache.get(key)
-        return cached is not None and uid_of(cached) == uid and not cached["metadata"].get("deletionTimestamp")
 
     def has_news(self, job: Manifest) -> bool:
         """Return whether answers since the last call told of the job's children what no watch reports any more: a watch

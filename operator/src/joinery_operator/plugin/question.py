@@ -7,11 +7,9 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from joinery_operator.decision import Manifest
 from joinery_operator.manifests import (
     MAIN_CONTAINER,
     question_pod,
@@ -37,13 +35,16 @@ def ask(target: KubectlTarget, job: JobResource, no_driver_reason: str, command:
     name = ChildNames(job.resource).question(secrets.token_hex(3))
     namespace_option = f"--namespace={job.namespace}"
     sys.stderr.write(f"joinery: {no_driver_reason}. This is asked in a pod of its own, {name}\n")
-    with _temporary_pod(target, question_pod(revision, name, command), name, namespace_option):
+    target.read("create", "--filename=-", namespace_option, stdin=json.dumps(question_pod(revision, name, command)))
+    try:
         _wait(target, name, namespace_option)
         code = target.run("logs", name, namespace_option, f"--container={MAIN_CONTAINER}", "--follow")
         if code != 0:
             facts = f"kubectl logs {name} ended with {code}"
             raise JoineryError("The answer may not be whole", facts=facts, todo="Ask again")
         return _exit_code(target, name, namespace_option)
+    finally:
+        target.do("delete", "pod", name, namespace_option, "--wait=false", "--ignore-not-found")
 
 
 def _current_revision(target: KubectlTarget, job: JobResource, no_driver_reason: str) -> JobRevision:
@@ -69,15 +70,6 @@ def _current_revision(target: KubectlTarget, job: JobResource, no_driver_reason:
         templates = {name: read_config_map(target, job, name) for name in names}
     settings, defaults = Settings(service_account=account), stored_pod_defaults(manifest)
     return JobRevision(*stored, status["revision"], status["image"], settings, templates, defaults)
-
-
-@contextmanager
-def _temporary_pod(target: KubectlTarget, pod: Manifest, name: str, namespace_option: str) -> Iterator[None]:
-    target.read("create", "--filename=-", namespace_option, stdin=json.dumps(pod))
-    try:
-        yield
-    finally:
-        target.do("delete", "pod", name, namespace_option, "--wait=false", "--ignore-not-found")
 
 
 def _wait(target: KubectlTarget, name: str, namespace_option: str) -> None:

@@ -137,21 +137,17 @@ def _decision(ctx: ReconcileContext, status: Status, actions: tuple[Action, ...]
     new = with_late_rows(ctx, with_figures(ctx, status, alive=alive))
     written = due_status(ctx, ctx.status, new)
     reported = tuple(events(ctx.status, new)) if written is not None else ()
-    return Decision(written, actions, reported, _again_after(ctx, new, written))
-
-
-def _again_after(ctx: ReconcileContext, status: Status, written: Status | None) -> float | None:
-    """Return when to reconcile again even if nothing happens: seconds until time alone changes something; None: never.
-    `written` is the status that is written now, if any."""
-    delays = [(moment - ctx.now).total_seconds() for moment in _moments(ctx, status)]
+    # When to reconcile again even if nothing happens.
+    delays = [(moment - ctx.now).total_seconds() for moment in _moments(ctx, new)]
     waits = [seconds for seconds in delays if seconds > 0]
-    if ctx.status.revision is not None and _stage_begun(status) != _stage_begun(ctx.status):
+    if ctx.status.revision is not None and _stage_begun(new) != _stage_begun(ctx.status):
         # The first step of the new stage may wait for the next reconcile, and no watch tells the operator about its
         # own writes.
         waits.append(_SOONEST_SECONDS)
-    if written is None and status != ctx.status and (report := next_report(ctx, ctx.status)) is not None:
+    if written is None and new != ctx.status and (report := next_report(ctx, ctx.status)) is not None:
         waits.append(report)
-    return max(min(waits), _SOONEST_SECONDS) if waits else None
+    again_after = max(min(waits), _SOONEST_SECONDS) if waits else None
+    return Decision(written, actions, reported, again_after)
 
 
 def _stage_begun(status: Status) -> tuple[object, ...]:

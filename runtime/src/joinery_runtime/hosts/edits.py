@@ -22,7 +22,7 @@ from joinery_runtime.errors import (
 )
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import PostgresStoreAddress
-from joinery_runtime.job import Input, Job, under_definition
+from joinery_runtime.job import Job, under_definition
 from joinery_runtime.job.model.wording import counted, listed
 from joinery_runtime.state.store import JobRecord, StateStore
 
@@ -105,9 +105,13 @@ def input_change_warnings(before: Job, now: Job) -> Iterator[str]:
     for side in now.read_inputs:
         if (was := inputs_before.get(side.name)) is None:
             continue
-        if added := _added_topics(was, side):
+        topics_before, topics = (
+            source.kafka.named_topics if source.kafka is not None else frozenset() for source in (was, side)
+        )
+        if topics_before and topics_before < topics:
+            added = listed(sorted(topics - topics_before))
             yield (
-                f"Input {side.name} also reads {listed(added)} from now on, from the earliest record: records "
+                f"Input {side.name} also reads {added} from now on, from the earliest record: records "
                 "that are behind its watermark are late. See docs/kafka.md#several-topics-as-one-input"
             )
         elif side.source_name != was.source_name:
@@ -123,12 +127,6 @@ def input_change_warnings(before: Job, now: Job) -> Iterator[str]:
                 f"{', '.join(changed)}. Records that were read before are not read again. "
                 "See docs/data.md#read-again-after-a-mistake"
             )
-
-
-def _added_topics(before: Input, now: Input) -> list[str]:
-    """Return the topics that the input names besides all those that it named before; none if it named none."""
-    earlier, topics = (side.kafka.named_topics if side.kafka is not None else frozenset() for side in (before, now))
-    return sorted(topics - earlier) if earlier and earlier < topics else []
 
 
 @contextmanager

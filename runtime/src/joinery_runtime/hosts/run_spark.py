@@ -20,7 +20,7 @@ from joinery_runtime.hosts.own_secrets import IN_A_POD, lacks_secrets, private_c
 from joinery_runtime.hosts.placement import EpochPlacement, require_java
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, check_memory_store, serve
 from joinery_runtime.hosts.status.board import Board
-from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
+from joinery_runtime.hosts.stores import OpenStore
 from joinery_runtime.hosts.wiring import Wiring
 from joinery_runtime.hosts.worker_builder import WorkerBuilder
 from joinery_runtime.job import Job, PostgresStoreSpec
@@ -103,7 +103,11 @@ class RunSpark:
             check_memory_store(job, master)  # of spark-submit, which is known from here on
             serving = serve(cast(MemoryStore, self._opened.store))
             self._memory = self._stack.enter_context(serving)
-        job = _with_store(job, address)
+        store = job.spec.state_store
+        if address is not None and store.postgres is None:  # the embedded store, whose address the job does not name
+            named = PostgresStoreSpec(dsn=address.dsn, schema_name=address.schema)
+            spec = job.spec.model_copy(update={"state_store": store.model_copy(update={"postgres": named})})
+            job = job.model_copy(update={"spec": spec})
         sent = without_secrets(job)
         if not lacks_secrets(sent):
             return WorkerBuilder(sent, None, self._memory)
@@ -131,12 +135,3 @@ class RunSpark:
         if self.context is not None:
             with suppress(Py4JError, ConnectionError):
                 self.context.cancelAllJobs()
-
-
-def _with_store(job: Job, address: PostgresStoreAddress | None) -> Job:
-    """Return the job with the address of its store, even if that is the embedded one."""
-    store = job.spec.state_store
-    if address is None or store.postgres is not None:
-        return job
-    named = store.model_copy(update={"postgres": PostgresStoreSpec(dsn=address.dsn, schema_name=address.schema)})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"state_store": named})})

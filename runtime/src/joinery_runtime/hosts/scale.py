@@ -45,20 +45,18 @@ class ScaleFile:
 
     def read(self) -> Scale:
         """Return the newest that could be read."""
-        if path := os.environ.get(SCALE_FILE):
+        path, text = os.environ.get(SCALE_FILE), ""
+        if path:
             with suppress(OSError):  # it is being replaced, or not there yet
-                self._parse_file(Path(path))
+                text = Path(path).read_text(encoding="utf-8")
+        if text.strip() and text != self._text:
+            self._text = text
+            try:
+                self._requested = Scale.model_validate_json(text)
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"]
+                self._say(f"{path} asks for no usable scale, and is not followed: {reason}: {text[:200]}")
         return self._requested
-
-    def _parse_file(self, path: Path) -> None:
-        text = path.read_text(encoding="utf-8")
-        if text == self._text or not text.strip():
-            return
-        self._text = text
-        try:
-            self._requested = Scale.model_validate_json(text)
-        except ValidationError as error:
-            self._say(f"{path} asks for no usable scale, and is not followed: {error.errors()[0]['msg']}: {text[:200]}")
 
 
 class Rescaler:

@@ -154,7 +154,12 @@ class SparkHost:
         return outcome
 
     def _run_epoch(self, work: EpochWork, setup: WorkerSetup) -> EpochOutcome:
-        results = self._run_stages(work, setup)
+        try:
+            results = self._collect_outcomes(work, setup)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise no_room(_SPARKS_FILES, self._local_folder, error.strerror or str(error)) from error
         for result in results:
             if isinstance(result, TaskFailure):
                 raise result.error
@@ -202,14 +207,6 @@ class SparkHost:
         setup = self._setup
         self._names.name_other_job("build a worker")
         collect_rdd(self._context.parallelize([None], 1).map(lambda _: bool(process_for(setup, 1))), 1)
-
-    def _run_stages(self, work: EpochWork, setup: WorkerSetup) -> list[object]:
-        try:
-            return self._collect_outcomes(work, setup)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            raise no_room(_SPARKS_FILES, self._local_folder, error.strerror or str(error)) from error
 
     def _collect_outcomes(self, work: EpochWork, setup: WorkerSetup) -> list[object]:
         try:
@@ -501,9 +498,11 @@ def _default_settings(master: str, named: Mapping[str, str]) -> dict[str, str]:
         # Else Spark ends the driver after a few pods that failed or that the API server rejects, for a quota, say. The
         # job waits for executors, and says why; an epoch fails by its tasks.
         defaults["spark.executor.maxNumFailures"] = str(2**31 - 1)
-    # PySpark tells its workers of submitted files, but not their daemon. An executor has these files in its folder.
+    # PySpark tells its workers of the files of `spark-submit --py-files`, but not their daemon. An executor has these
+    # files in its folder.
     package = Path(__file__).parents[2]
-    if package.name in _submitted_files(named):
+    submitted = named.get("spark.submit.pyFiles", "").split(",")
+    if package.name in {PurePosixPath(urlsplit(path).path).name for path in submitted}:
         defaults["spark.executorEnv.PYTHONPATH"] = str(package) if is_local(master) else package.name
     return defaults | page_defaults(master) | security_defaults(master, named)
 
@@ -517,11 +516,6 @@ def _jvm_options(process: Literal["driver", "executor"], named: Mapping[str, str
     options = [*map(named.get, settings), *map(os.environ.get, _JAVA_VARIABLES)]
     chosen = any(re.search(r"-XX:\+Use\w*GC\b", text) for text in options if text)
     return jit if chosen else f"{jit} {_COLLECTOR}"
-
-
-def _submitted_files(named: Mapping[str, str]) -> set[str]:
-    """Return the names of the files that `spark-submit --py-files` sends to executors."""
-    return {PurePosixPath(urlsplit(path).path).name for path in named.get("spark.submit.pyFiles", "").split(",")}
 
 
 def _log_options(level: str) -> str:

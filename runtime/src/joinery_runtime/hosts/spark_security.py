@@ -87,7 +87,15 @@ def security_defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
         return _AUTHENTICATED | encrypted  # blocks are in a folder of this user, like the cache of the state
     if master.startswith("spark://"):
         if SECRET not in named:
-            raise _no_secret(master)
+            raise EnvironmentProblem(
+                f"The secret of the Spark cluster {master} is not named",
+                facts=f"spark.authenticate is on unless it is switched off, and {SECRET} is neither in "
+                "spark-defaults.conf nor in the job's spark.conf",
+                todo=f"Put spark.authenticate true, {SECRET} and the settings of spark.ssl.rpc "
+                "(docs/security.md#standalone) into spark-defaults.conf of the master, of the workers and of this "
+                "machine, readable by Spark's user only. Where everybody who reaches this network may see all of the "
+                "job's data, set spark.authenticate: false in the job's spark.conf instead",
+            )
         return _AUTHENTICATED | encrypted | _ENCRYPTED_BLOCKS
     strict = _STRICT if encrypted else {}
     if is_local_cluster(master):
@@ -126,15 +134,3 @@ def is_on_this_machine(master: str) -> bool:
 def is_local_cluster(master: str) -> bool:
     """Return whether tasks run in executors on this machine, which the driver starts."""
     return master.startswith("local-cluster[")
-
-
-def _no_secret(master: str) -> EnvironmentProblem:
-    return EnvironmentProblem(
-        f"The secret of the Spark cluster {master} is not named",
-        facts=f"spark.authenticate is on unless it is switched off, and {SECRET} is neither in spark-defaults.conf nor "
-        "in the job's spark.conf",
-        todo=f"Put spark.authenticate true, {SECRET} and the settings of spark.ssl.rpc (docs/security.md#standalone) "
-        "into spark-defaults.conf of the master, of the workers and of this machine, readable by Spark's user only. "
-        "Where everybody who reaches this network may see all of the job's data, set spark.authenticate: false in the "
-        "job's spark.conf instead",
-    )

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.kinds.rows import Selection, gather
-from joinery_runtime.core.pipeline.sides import FLAGS, SideSpec, stored_rows
+from joinery_runtime.core.pipeline.sides import FLAGS, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.keyhash import HashRange
@@ -124,18 +124,14 @@ def entries_of_key(
     for side, spec in enumerate(step.sides):
         for meta, run in segments:
             if meta.part == spec.part:
-                numbers = _rows_of_key(spec, key.values[side], run.rows_in(HashRange(key.hash, key.hash)), run.batch)
+                rows = run.rows_in(HashRange(key.hash, key.hash))
+                numbers = np.arange(rows.start, rows.stop)
+                for name, value in zip(spec.intake.keys, key.values[side], strict=True):
+                    # Another key may have the same hash.
+                    numbers = numbers[same_value(gather(spec, Selection(run.batch, numbers), name), value[0])]
                 flagged = flagged_rows(run.batch, meta.key, flags)[numbers]
                 stored.append(StoredRows(side, stored_rows(spec, run.batch.take(pa.array(numbers))), flagged))
     return description_of(step).entries(stored, epoch_times, rows_to_json)
-
-
-def _rows_of_key(spec: SideSpec, values: Sequence[pa.Array], rows: slice, batch: pa.RecordBatch) -> np.ndarray:
-    """Return the numbers of the `rows` that have the key, since another key may have the same hash."""
-    numbers = np.arange(rows.start, rows.stop)
-    for name, value in zip(spec.intake.keys, values, strict=True):
-        numbers = numbers[same_value(gather(spec, Selection(batch, numbers), name), value[0])]
-    return numbers
 
 
 def same_value(column: pa.Array, value: pa.Scalar) -> np.ndarray:

@@ -128,17 +128,14 @@ def rows_by_input(step: Step) -> Mapping[str, Sequence[Mapping[str, Any]]]:
 
 
 def _are_rows(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(row, dict) and _has_valid_fields(row) for row in value)
-
-
-def _has_valid_fields(row: Mapping[str, Any]) -> bool:
-    headers = row.get(HEADERS, {})
-    return (
-        _is_count(row.get(PARTITION, 0))
+    return isinstance(value, list) and all(
+        isinstance(row, dict)
+        and _is_count(row.get(PARTITION, 0))
         and isinstance(row.get(TOPIC, ""), str)
         and _is_count(row.get(TIMESTAMP, 0), most=2**63 - 1)
         and isinstance(row.get(HISTORY, False), bool)
-        and _is_mapping(headers, lambda value: isinstance(value, str))
+        and _is_mapping(row.get(HEADERS, {}), lambda value: isinstance(value, str))
+        for row in value
     )
 
 

@@ -37,7 +37,13 @@ class GuardedConnection:
     """
 
     def __init__(self, dsn: str, prepare: Callable[[Connection], None] | None = None) -> None:
-        self._parameters, self._prepare = _parse_dsn(dsn), prepare
+        try:
+            self._parameters = parse_dsn(dsn)
+        except psycopg.Error:
+            raise _bad_dsn("it is neither a postgresql:// address nor a list of key=value pairs") from None
+        if any("@" in str(self._parameters.get(name, "")) for name in ("host", "port", "dbname")):
+            raise _bad_dsn("there is an @ after the host's place")
+        self._prepare = prepare
         self._lock = threading.RLock()
         self._connection: Connection | None = None
 
@@ -148,16 +154,6 @@ def describe(parameters: dict[str, Any]) -> str:
     port = parameters.get("port") or os.environ.get("PGPORT", "5432")
     database = parameters.get("dbname") or parameters.get("user") or os.environ.get("PGDATABASE", "the default one")
     return f"host {host}, port {port}, database {database}"
-
-
-def _parse_dsn(dsn: str) -> dict[str, Any]:
-    try:
-        parameters = parse_dsn(dsn)
-    except psycopg.Error:
-        raise _bad_dsn("it is neither a postgresql:// address nor a list of key=value pairs") from None
-    if any("@" in str(parameters.get(name, "")) for name in ("host", "port", "dbname")):
-        raise _bad_dsn("there is an @ after the host's place")
-    return parameters
 
 
 def _bad_dsn(facts: str) -> StateError:

@@ -166,7 +166,14 @@ def ensure_schema(connection: Connection, schema: str) -> None:
         connection.execute(CATALOG_ONLY)
         connection.execute(_LOCK, (schema,))
         installed = installed_version(connection, schema)
-        _reject_newer(connection, schema, installed)
+        if installed > len(STEPS):
+            row = connection.execute(sql.SQL(_NEEDS).format(schema=sql.Identifier(schema)), (len(STEPS),)).fetchone()
+            if row is None or row[0] > len(STEPS):
+                raise IncompatibleState(
+                    f"The schema {schema} of the state store is newer than this release: it has version {installed}",
+                    facts=f"this release knows up to {len(STEPS)}",
+                    todo="Run the release that upgraded it or a later one, or name another schema",
+                )
         if installed == 0:
             create_schema(connection, schema)
             _run_statement(connection, _CREATE, schema)
@@ -184,18 +191,6 @@ def installed_version(connection: Connection, schema: str) -> int:
     row = connection.execute(sql.SQL(_VERSION).format(schema=sql.Identifier(schema))).fetchone()
     assert row is not None  # an aggregate always has one row
     return int(row[0])
-
-
-def _reject_newer(connection: Connection, schema: str, installed: int) -> None:
-    if installed > len(STEPS):
-        row = connection.execute(sql.SQL(_NEEDS).format(schema=sql.Identifier(schema)), (len(STEPS),)).fetchone()
-        if row is not None and row[0] <= len(STEPS):
-            return
-        raise IncompatibleState(
-            f"The schema {schema} of the state store is newer than this release: it has version {installed}",
-            facts=f"this release knows up to {len(STEPS)}",
-            todo="Run the release that upgraded it or a later one, or name another schema",
-        )
 
 
 def _run_statement(connection: Connection, statement: str, schema: str, version: int = 0, usable_from: int = 0) -> None:

@@ -111,7 +111,9 @@ class MovableStore(PostgresStore):
         has_copy = target._has_copy(job, stored)
         if not has_copy:
             self._check_segments(job)
-            self._begin_move(job, target.location)
+            with self._connection.transaction() as connection:
+                _require_present(self._lock(connection, job), job)
+                connection.execute(self._compose(_BEGIN_MOVE, "jobs"), {"job": job, "location": target.location})
             self._copy_all(target, job)
         self._leave(job, target.location)
 
@@ -159,11 +161,6 @@ class MovableStore(PostgresStore):
             sizes = connection.execute(self._compose(_SIZES, "state"), {"job": job}).fetchall()
             for keys in by_bytes((key.decode(), size) for key, size in sizes):
                 decisions.check_blobs(job, self._segments.read(connection, job, keys))
-
-    def _begin_move(self, job: str, location: str) -> None:
-        with self._connection.transaction() as connection:
-            _require_present(self._lock(connection, job), job)
-            connection.execute(self._compose(_BEGIN_MOVE, "jobs"), {"job": job, "location": location})
 
     def _copy_all(self, target: MovableStore, job: str) -> None:
         with self._connection.transaction() as source_connection, target._connection.transaction() as target_connection:

@@ -194,11 +194,19 @@ class PostgresStore:
     def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
         texts = {name: encode_json(getattr(commit, name)) for name in ("plan", "result", "signature", "definition")}
         next_plan = None if commit.next_plan is None else encode_json(commit.next_plan)
+        epoch: dict[str, Any] = {"epoch": commit.epoch, "generation": generation, **texts, "next_plan": next_plan}
         with self._connection.transaction() as connection:
             stored, named = self._lock_with_segments(connection, job, [*commit.upserts, *commit.deletes])
             decisions.check_commit(stored, job, generation, commit, named)
             with connection.pipeline():
-                self._write_commit(connection, job, generation, commit, {**texts, "next_plan": next_plan})
+                self._segments.set_status(connection, job, commit.upserts, SegmentStatus.LIVE)
+                self._segments.set_status(connection, job, commit.deletes, SegmentStatus.RETIRED)
+                self._set_offsets(connection, job, commit.offsets)
+                self._sql.run(connection, statements.DROP_CLAIMS, job)
+                self._sql.run(connection, statements.ADVANCE, job, **epoch)
+                self._sql.run(connection, statements.LOG_EPOCH, job, **epoch)
+                oldest = decisions.oldest_logged_epoch(commit.epoch)
+                self._sql.run(connection, statements.TRIM_EPOCHS, job, oldest=oldest)
                 if commit.effects:  # what they do is their own
                     connection.execute(OWN_PATH)
             for effect in commit.effects:
@@ -224,19 +232,17 @@ class PostgresStore:
         for batch in cut_batches(garbage, SWEEP_BATCH):
             with self._connection.session() as connection:  # a session per batch lets commits in between
                 removed += self._segments.remove(connection, job, batch)
-        self._trim_log(job, stored.committed)
-        return removed
-
-    def _trim_log(self, job: str, newest: int) -> None:
         limits: dict[str, Any] = {
+            "newest": stored.committed,
             "bytes": decisions.EPOCH_LOG_BYTES,
             "retention": self._log_retention_ms,
             "limit": SWEEP_BATCH,
         }
-        while True:
+        trimmed = SWEEP_BATCH
+        while trimmed == SWEEP_BATCH:
             with self._connection.session() as connection:
-                if self._sql.run(connection, statements.TRIM_LOG, job, newest=newest, **limits).rowcount < SWEEP_BATCH:
-                    return
+                trimmed = self._sql.run(connection, statements.TRIM_LOG, job, **limits).rowcount
+        return removed
 
     def create_savepoint(self, job: str, name: str) -> StoredSavepoint:
         with self._connection.transaction() as connection:
@@ -380,18 +386,6 @@ class PostgresStore:
         record = self._read_record(connection, job)
         assert record is not None, "the caller holds the lock of the job that it created or found"
         return record
-
-    def _write_commit(
-        self, connection: Connection, job: str, generation: int, commit: EpochCommit, texts: Mapping[str, Any]
-    ) -> None:
-        self._segments.set_status(connection, job, commit.upserts, SegmentStatus.LIVE)
-        self._segments.set_status(connection, job, commit.deletes, SegmentStatus.RETIRED)
-        self._set_offsets(connection, job, commit.offsets)
-        self._sql.run(connection, statements.DROP_CLAIMS, job)
-        epoch = {"epoch": commit.epoch, "generation": generation, **texts}
-        self._sql.run(connection, statements.ADVANCE, job, **epoch)
-        self._sql.run(connection, statements.LOG_EPOCH, job, **epoch)
-        self._sql.run(connection, statements.TRIM_EPOCHS, job, oldest=decisions.oldest_logged_epoch(commit.epoch))
 
     def _set_offsets(self, connection: Connection, job: str, offsets: Mapping[str, bytes]) -> None:
         sources, values = list(offsets), list(offsets.values())

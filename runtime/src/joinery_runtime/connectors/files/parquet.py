@@ -55,7 +55,14 @@ class ParquetPlanner(ListedFiles):
         if stamp not in self._rows:
             with opened_parquet(ref.topic) as file:
                 self._check_types(ref.topic, file.schema_arrow)
-                self._rows[stamp] = _count_rows(ref.topic, file.metadata)
+                total = file.metadata.num_rows
+                groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
+                in_groups = sum(group.num_rows for group in groups)
+            if total != in_groups:  # Arrow believes the total, and would leave out rows
+                raise _damage_of(
+                    ref.topic, f"its end says {total:,} rows, and {in_groups:,} for its row groups together"
+                )
+            self._rows[stamp] = total
         start, rows = position or 0, self._rows[stamp]
         if start > rows:
             raise SourceError(
@@ -195,16 +202,6 @@ def opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
     except pa.ArrowException as error:
         facts = f"{' '.join(str(error).split())}; the file has {stamp_of(path)[2]:,} bytes"
         raise _damage_of(path, facts) from error
-
-
-def _count_rows(path: str, metadata: pq.FileMetaData) -> int:
-    """Return the number of the file's rows. Raises SourceError if the file's end contradicts itself: Arrow believes the
-    total, and would leave out rows."""
-    rows: int = metadata.num_rows
-    rows_of_groups = sum(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
-    if rows != rows_of_groups:
-        raise _damage_of(path, f"its end says {rows:,} rows, and {rows_of_groups:,} for its row groups together")
-    return rows
 
 
 def _damage_of(path: str, facts: str) -> SourceError:

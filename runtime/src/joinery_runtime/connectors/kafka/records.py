@@ -87,12 +87,11 @@ class Records:
             texts = values if isinstance(values, Texts) else Texts.of_list(values)
         keys = None
         if key:
-            plain = len(key) == 1 and pa.types.is_string(rows.schema.field(key[0]).type)
-            keys = (
-                Texts.of_column(_combine_chunks(rows[key[0]]))
-                if plain
-                else Texts.of_lines(json_lines(rows.select(list(key)), style))
-            )
+            if len(key) == 1 and pa.types.is_string(rows.schema.field(key[0]).type):
+                column = rows[key[0]]
+                keys = Texts.of_column(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
+            else:
+                keys = Texts.of_lines(json_lines(rows.select(list(key)), style))
         if not headers:
             return cls(texts, keys)
         columns = zip(*(as_texts(rows, column, style) for column in headers.values()), strict=True)
@@ -132,7 +131,3 @@ class Records:
             for message, headers in zip(messages, self.headers[start:end], strict=True):
                 message["headers"] = headers
         return messages
-
-
-def _combine_chunks(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -294,21 +294,8 @@ class KafkaTransactionsSink:
             for name, marker in read_markers
             if marker is not None and marker.incarnation == recovery.incarnation
         }
-        self._reject_older_state(recovery, markers)
-        self._reject_expired(recovery, markers)
-        return any(marker.epoch == recovery.pending for marker in markers.values())
-
-    def other_store(self) -> StoreIdentity | None:
-        """Return the store of another job that signed the topic after this driver. Raises SinkError."""
-        if self._store is None:
-            return None
-        newest = EpochMarkerReader(self._target).signed(self._names.signature)
-        return newest if newest is not None and newest.id != self._store.id else None
-
-    def _reject_older_state(self, recovery: RecoveryContext, markers: Mapping[str, EpochMarker]) -> None:
-        """Raise SinkError for a marker of an epoch that is neither committed nor pending with a claim. No part is
-        written before it is planned and claimed, so the store must have been set back since."""
         for name, marker in sorted(markers.items()):
+            # No part is written before it is planned and claimed, so the store must have been set back since.
             claimed = marker.epoch == recovery.pending and name in recovery.claims
             if marker.epoch > recovery.committed_epoch and not claimed:
                 raise SinkError(
@@ -318,6 +305,15 @@ class KafkaTransactionsSink:
                     todo="Was the database restored from a backup, or did it fail over? Restore a newer one; or run "
                     "with `delivery: atLeastOnce` until the job is past that epoch (rows will repeat)",
                 )
+        self._reject_expired(recovery, markers)
+        return any(marker.epoch == recovery.pending for marker in markers.values())
+
+    def other_store(self) -> StoreIdentity | None:
+        """Return the store of another job that signed the topic after this driver. Raises SinkError."""
+        if self._store is None:
+            return None
+        newest = EpochMarkerReader(self._target).signed(self._names.signature)
+        return newest if newest is not None and newest.id != self._store.id else None
 
     def _reject_expired(self, recovery: RecoveryContext, markers: Mapping[str, EpochMarker]) -> None:
         """Raise SinkError if a marker of the pending epoch may have expired. A part that nobody claimed was not

@@ -59,7 +59,14 @@ class GroupOutput:
             misfits = self._folding.find_misfits(states)
             passes, unfit = self._judge(values, misfits, states.num_rows, self.failures)
             if unfit.any():
-                self._note_unfit(values, misfits, unfit)
+                self.failures.count += int(unfit.sum())
+                names = [name for name in values if name not in _NOT_SHOWN]
+                rows = pa.record_batch([values[name].filter(pa.array(unfit)) for name in names], names=names)
+                reasons = tuple(
+                    "; ".join(by_row[number] for by_row in misfits.values() if number in by_row)
+                    for number in np.flatnonzero(unfit).tolist()
+                )
+                self.unfit.append(UnfitRows(rows, self._keys, reasons))
             fits = passes & ~unfit
         columns = self._columns(values, fits & (not retracted))
         return pa.record_batch(columns, schema=self._step.output_schema()), passes
@@ -96,16 +103,6 @@ class GroupOutput:
         for name in misfits.keys() & names:
             rows[list(misfits[name])] = True
         return rows
-
-    def _note_unfit(self, values: Values, misfits: Mapping[str, Mapping[int, str]], unfit: np.ndarray) -> None:
-        self.failures.count += int(unfit.sum())
-        shown = {name: value.filter(pa.array(unfit)) for name, value in values.items() if name not in _NOT_SHOWN}
-        rows = pa.record_batch(list(shown.values()), names=list(shown))
-        reasons = tuple(
-            "; ".join(by_row[number] for by_row in misfits.values() if number in by_row)
-            for number in np.flatnonzero(unfit).tolist()
-        )
-        self.unfit.append(UnfitRows(rows, self._keys, reasons))
 
     def _columns(self, values: Values, counted: np.ndarray) -> list[pa.Array]:
         """Return the columns of `step.output_schema()`. An expression that cannot be computed for a row is NULL there

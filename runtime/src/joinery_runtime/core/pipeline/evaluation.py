@@ -314,16 +314,12 @@ def _cast(node: exp.Expr, rows: EvaluatedRows) -> Value:
         if not (rows.careful or null):
             raise
     if isinstance(value, pa.Array) and pa.types.is_string(value.type) and not pa.types.is_binary(kind):
-        value = _readable(value, kind, rows, null=null)
+        # Texts that are certainly not a value of the kind become NULL at once: there may be many.
+        wrong = operators.find_unreadable(value, kind)
+        for row in () if null else np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
+            rows.fail(row, f"{value[row].as_py()[: operators.SHOWN]!r} is not a valid {operators.type_text(kind)}")
+        value = pc.if_else(wrong, pa.scalar(None, pa.string()), value)
     return _apply(rows, lambda value: operators.cast(value, kind), value, null=null)
-
-
-def _readable(texts: pa.StringArray, kind: pa.DataType, rows: EvaluatedRows, *, null: bool) -> pa.StringArray:
-    """Replace texts that are certainly not a value of the kind by NULL, at once: there may be many."""
-    wrong = operators.find_unreadable(texts, kind)
-    for row in () if null else np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
-        rows.fail(row, f"{texts[row].as_py()[: operators.SHOWN]!r} is not a valid {operators.type_text(kind)}")
-    return pc.if_else(wrong, pa.scalar(None, pa.string()), texts)
 
 
 def _cast_type(node: exp.Expr, target: exp.DataType) -> pa.DataType:

@@ -13,7 +13,6 @@ from prometheus_client import Histogram
 
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage, Scaling, ScalingCause
-from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import StateSize
 from joinery_runtime.engine.reporter import Rates
 from joinery_runtime.errors import JoineryError
@@ -227,7 +226,11 @@ class Board:
         )
 
     def _refresh_snapshot(self, driver: Driver, idle: Mapping[str, Collection[str]]) -> None:
-        quiet = {name: _all_idle(state, idle.get(name, ())) for name, state in driver.state.inputs.items()}
+        quiet = {}  # by input: whether all of its partitions are idle
+        for name, state in driver.state.inputs.items():
+            partitions, idle_ones = state.progress.highest, idle.get(name, ())
+            all_idle = bool(partitions) and all(partition in idle_ones for partition in partitions)
+            quiet[name] = all_idle and not state.progress.ended
         self._change_snapshot(
             planned=driver.planned,
             backlog=dict(driver.backlog),
@@ -241,12 +244,6 @@ class Board:
         with self._lock:
             self._snapshot = replace(self._snapshot, **changes)  # type: ignore[arg-type]
         self.history.watch(self._running(), self.wall(), self._snapshot)
-
-
-def _all_idle(state: InputState, idle: Collection[str]) -> bool:
-    """Return whether an input is idle: all of its partitions are."""
-    partitions = state.progress.highest
-    return bool(partitions) and not state.progress.ended and all(partition in idle for partition in partitions)
 
 
 class _Throttle:

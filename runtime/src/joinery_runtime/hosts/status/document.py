@@ -67,7 +67,10 @@ def history_document(board: Board, since: int) -> HistoryDocument:
     """Return the answer to `/history`, with the samples and epochs later than `since`, in ms since 1970."""
     snapshot, now = board.snapshot, board.wall()
     totals, description = snapshot.totals or Totals(), board.description
-    names = dict.fromkeys((*totals.dropped, *(name for name, count in totals.dead.items() if count)))
+    dropped = {name: dict(counts) for name, counts in totals.dropped.items()}
+    for name, count in totals.dead.items():
+        if count:
+            dropped.setdefault(name, {})["dead letter"] = count
     return HistoryDocument(
         job=board.job,
         title=description.title,
@@ -80,13 +83,9 @@ def history_document(board: Board, since: int) -> HistoryDocument:
         samples=board.history.samples(since),
         epochs=board.history.epochs(since),
         partitions=tuple(slowest_partitions(snapshot, now)),
-        dropped={name: {**totals.dropped.get(name, {}), **_dead_letters(totals, name)} for name in names},
+        dropped=dropped,
         scalings=tuple(_scaling_status(scaling, at) for scaling, at in board.history.scalings()),
     )
-
-
-def _dead_letters(totals: Totals, name: str) -> dict[str, int]:
-    return {"dead letter": totals.dead[name]} if totals.dead.get(name) else {}
 
 
 def _input_status(snapshot: JobSnapshot, name: str, rates: dict[str, float] | None, now: float) -> InputStatus:

@@ -42,31 +42,21 @@ class _Families(Collector):
         yield _gauge_metric("ready", "1 once the driver has recovered.", int(snapshot.ready))
         yield _counter_metric("epochs_committed", "Epochs that this driver has committed.", snapshot.committed)
         yield _counter_metric("troubles", "Troubles that this driver waited out.", snapshot.troubles)
-        yield _rescales_metric(board)
-        yield _waiting_metric(snapshot, board.wall())
+        text = "How often this driver changed its shards or executors."
+        rescales = CounterMetricFamily("joinery_rescales", text, labels=["cause"])
+        for cause in get_args(ScalingCause):
+            rescales.add_metric([cause], board.rescales[cause])
+        yield rescales
+        waited, outage = dict.fromkeys(("executors", "input", "output", "store"), 0.0), snapshot.waits_for
+        if outage is not None:
+            waited[outage.error.system] = max(0.0, board.wall() - outage.since)
+        text = "For how long an outside system has been waited for, 0 while it is there."
+        yield _gauge_by("waiting_seconds", text, waited, label="system")
         yield from _position_metrics(snapshot)
         yield from _input_metrics(board, snapshot)
         if snapshot.totals is not None:
             yield from _total_metrics(board, snapshot.totals)
             yield from _side_metrics(snapshot, snapshot.totals)
-
-
-def _rescales_metric(board: Board) -> Metric:
-    text = "How often this driver changed its shards or executors."
-    family = CounterMetricFamily("joinery_rescales", text, labels=["cause"])
-    for cause in get_args(ScalingCause):
-        family.add_metric([cause], board.rescales[cause])
-    return family
-
-
-def _waiting_metric(snapshot: JobSnapshot, now: float) -> Metric:
-    text = "For how long an outside system has been waited for, 0 while it is there."
-    family = GaugeMetricFamily("joinery_waiting_seconds", text, labels=["system"])
-    outage = snapshot.waits_for
-    for system in ("executors", "input", "output", "store"):
-        waited = now - outage.since if outage is not None and outage.error.system == system else 0.0
-        family.add_metric([system], max(0.0, waited))
-    return family
 
 
 def _position_metrics(snapshot: JobSnapshot) -> Iterator[Metric]:
@@ -98,14 +88,14 @@ def _input_metrics(board: Board, snapshot: JobSnapshot) -> Iterator[Metric]:
     delays = {name: ms / 1000 for name, at in watermarks.items() if (ms := behind_ms(at, now)) is not None}
     paused = {name: float(name in snapshot.paused) for name in board.inputs}
     ended = {name: float(state.progress.ended) for name, state in snapshot.inputs.items()}
-    yield _by_input("lag_records", "Records that are there and not read yet.", snapshot.backlog)
-    yield _by_input("watermark_seconds", "The watermark, as Unix time.", times)
-    yield _by_input("watermark_delay_seconds", "How far the watermark is behind the clock.", delays)
-    yield _by_input("input_idle", "1 while all partitions are idle.", snapshot.idle)
-    yield _by_input("input_paused", "1 while a limit keeps it from being read.", paused)
+    yield _gauge_by("lag_records", "Records that are there and not read yet.", snapshot.backlog)
+    yield _gauge_by("watermark_seconds", "The watermark, as Unix time.", times)
+    yield _gauge_by("watermark_delay_seconds", "How far the watermark is behind the clock.", delays)
+    yield _gauge_by("input_idle", "1 while all partitions are idle.", snapshot.idle)
+    yield _gauge_by("input_paused", "1 while a limit keeps it from being read.", paused)
     late = {name: float(name in snapshot.late_warnings) for name in board.inputs}
-    yield _by_input("input_late", "1 while more rows are dropped as late than watermark.lateWarning allows.", late)
-    yield _by_input("input_ended", "1 once it has been read to its end.", ended)
+    yield _gauge_by("input_late", "1 while more rows are dropped as late than watermark.lateWarning allows.", late)
+    yield _gauge_by("input_ended", "1 once it has been read to its end.", ended)
 
 
 def _total_metrics(board: Board, totals: Totals) -> Iterator[Metric]:
@@ -162,8 +152,9 @@ def _counter_metric(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(f"joinery_{name}", text, value=value)
 
 
-def _by_input(name: str, text: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(f"joinery_{name}", text, labels=["input"])
-    for label, value in values.items():
-        family.add_metric([label], value)
+def _gauge_by(name: str, text: str, values: Mapping[str, float], label: str = "input") -> Metric:
+    """Return a gauge with a value for each of the label's values."""
+    family = GaugeMetricFamily(f"joinery_{name}", text, labels=[label])
+    for label_value, value in values.items():
+        family.add_metric([label_value], value)
     return family

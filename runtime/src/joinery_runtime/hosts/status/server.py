@@ -69,13 +69,10 @@ def serve_status(board: Board, port: int, host: str = _LOOPBACK) -> Iterator[Sta
     """Serve the board on one address and on loopback, to which `kubectl port-forward` connects in a pod. Port 0 asks
     for a free one. Raises EnvironmentProblem."""
     with _serve_answers(_Pages(board, os.environ.get(REVISION, "")).answer, port, host) as (address, opened):
-        yield StatusAddress(opened, f"http://{_reachable_host(address)}:{opened}/")
-
-
-def _reachable_host(address: IPv4Address | IPv6Address) -> str:
-    if address.is_unspecified:  # every address of this machine: its name leads to one
-        return socket.gethostname()
-    return f"[{address}]" if address.version == 6 else str(address)
+        reachable_host = f"[{address}]" if address.version == 6 else str(address)
+        if address.is_unspecified:  # every address of this machine: its name leads to one
+            reachable_host = socket.gethostname()
+        yield StatusAddress(opened, f"http://{reachable_host}:{opened}/")
 
 
 @contextmanager
@@ -193,14 +190,6 @@ def _names_this_server(host: str, own: str) -> bool:
     return bool(_OWN_NAMES.fullmatch(name)) or name in named | {own.lower(), socket.gethostname().lower()}
 
 
-def _unknown_host(host: str) -> Answer:
-    return _text_answer(
-        421,
-        f"This server does not answer to the name {host[:255]!r}. Ask for it by address or as localhost, or name it in "
-        f"the driver's environment: {NAMES}=<name>,...",
-    )
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # the library's five are fewer than the connections of one browser
@@ -224,8 +213,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         host = self.headers.get("Host")  # older protocols have none, and browsers do not speak them
-        names_this_server = host is None or _names_this_server(host, self.server.host)
-        code, content_type, body = self.server.answer(self.path) if names_this_server else _unknown_host(host or "")
+        if host is None or _names_this_server(host, self.server.host):
+            code, content_type, body = self.server.answer(self.path)
+        else:
+            code, content_type, body = _text_answer(
+                421,
+                f"This server does not answer to the name {host[:255]!r}. Ask for it by address or as localhost, or "
+                f"name it in the driver's environment: {NAMES}=<name>,...",
+            )
         with suppress(ConnectionError):  # the client has gone
             self.send_response(code)
             self.send_header("Content-Type", content_type)

@@ -246,16 +246,13 @@ class SessionOutput:
         rows, at_once = np.flatnonzero(chosen), rows_at_once([stored])
         for first in range(0, len(rows), at_once):
             sessions = stored.take(pa.array(rows[first : first + at_once]))
-            emitted = self._make(sessions, phase, retracted=retracted)
-            if emitted.num_rows:
-                yield emitted
-
-    def _make(self, sessions: pa.RecordBatch, phase: int, *, retracted: bool) -> pa.RecordBatch:
-        rows, passes = self.rows.make_rows(self._values(sessions, retracted=retracted), sessions, retracted=retracted)
-        if self._ordered:
-            start, last = (sessions.column(name).to_numpy() for name in (START, TS))
-            rows = with_order_columns(rows, sessions, phase, start, last, retracted=retracted)
-        return rows if passes.all() else rows.filter(pa.array(passes))
+            values = self._values(sessions, retracted=retracted)
+            emitted, passes = self.rows.make_rows(values, sessions, retracted=retracted)
+            if self._ordered:
+                start, last = (sessions.column(name).to_numpy() for name in (START, TS))
+                emitted = with_order_columns(emitted, sessions, phase, start, last, retracted=retracted)
+            if passes.any():
+                yield emitted if passes.all() else emitted.filter(pa.array(passes))
 
     def _values(self, sessions: pa.RecordBatch, *, retracted: bool) -> dict[str, pa.Array]:
         """Return the columns of the step, by name."""
