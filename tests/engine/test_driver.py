@@ -398,7 +398,7 @@ def test_not_all_partitions_are_looked_at_to_find_what_is_new(world: World, monk
         return name
 
     monkeypatch.setattr(Pipeline, "source", noted)
-    assert not driver._epoch_work(plan).new_keys
+    assert not driver._epoch_work(plan).keys_to_check
     assert len(topics_looked_at) == 2, "one partition of each input that has rows"
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.engine import exchange
-from joinery_runtime.engine.exchange import Cuts, LocalParcels, Parcel, open_parcels, pack_blocks
+from joinery_runtime.engine.exchange import LocalParcels, Parcel, ParcelHeader, open_parcels, pack_blocks
 from joinery_runtime.engine.messages import EpochWork, PartitionRead
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.read_report import ReadReport
@@ -86,7 +86,7 @@ def test_rows_for_every_shard_travel_once() -> None:
 
 
 def test_of_a_slice_only_its_own_rows_travel() -> None:
-    parcel = Parcel(Cuts(0, LEFT, True, ((0, 0, 5),)), numbered(0, 1000).slice(10, 5))
+    parcel = Parcel(ParcelHeader(0, LEFT, True, ((0, 0, 5),)), numbered(0, 1000).slice(10, 5))
     assert len(pickle.dumps(parcel)) < 5_000
 
 
@@ -98,7 +98,7 @@ def test_reports_are_passed_on_to_the_peer_of_reports() -> None:
 
 
 def test_a_local_parcel_gives_its_rows_again_and_again(tmp_path: Path) -> None:
-    parcel = Parcel(Cuts(0, LEFT, True, ((0, 0, 2), (1, 2, 3))), numbered(0, 5))
+    parcel = Parcel(ParcelHeader(0, LEFT, True, ((0, 0, 2), (1, 2, 3))), numbered(0, 5))
     local = LocalParcels(tmp_path, work_of(1), "a").put(parcel)
     assert len(pickle.dumps(local)) < 500, "its rows do not travel"
     for _ in range(2):
@@ -107,7 +107,7 @@ def test_a_local_parcel_gives_its_rows_again_and_again(tmp_path: Path) -> None:
 
 
 def test_files_of_earlier_epochs_go(tmp_path: Path) -> None:
-    parcel = Parcel(Cuts(0, LEFT, True, ((0, 0, 5),)), numbered(0, 5))
+    parcel = Parcel(ParcelHeader(0, LEFT, True, ((0, 0, 5),)), numbered(0, 5))
     earlier = [LocalParcels(tmp_path, work_of(epoch), "a").put(parcel) for epoch in (1, 2)]
     beside = LocalParcels(tmp_path, work_of(2), "b").put(parcel)
     assert open_parcels(earlier) is None
@@ -126,13 +126,15 @@ def test_rows_for_every_shard_travel_once_also_if_two_lanes_send_in_turn() -> No
 
 
 def test_a_zombie_of_an_earlier_epoch_leaves_the_files_of_a_later_one(tmp_path: Path) -> None:
-    parcel = Parcel(Cuts(0, LEFT, True, ((0, 0, 5),)), numbered(0, 5))
+    parcel = Parcel(ParcelHeader(0, LEFT, True, ((0, 0, 5),)), numbered(0, 5))
     later = LocalParcels(tmp_path, work_of(10), "a").put(parcel)
     LocalParcels(tmp_path, work_of(9), "zombie").put(parcel)
     assert open_parcels([later]) is not None
 
 
 def test_a_file_that_is_no_parcel_counts_as_not_there(tmp_path: Path) -> None:
-    local = LocalParcels(tmp_path, work_of(1), "a").put(Parcel(Cuts(0, LEFT, True, ((0, 0, 5),)), numbered(0, 5)))
+    local = LocalParcels(tmp_path, work_of(1), "a").put(
+        Parcel(ParcelHeader(0, LEFT, True, ((0, 0, 5),)), numbered(0, 5))
+    )
     local.path.write_bytes(b"of a failing disk")
     assert open_parcels([local]) is None

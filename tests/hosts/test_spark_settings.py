@@ -482,8 +482,8 @@ def test_peers_exchange_rows_while_the_keys_or_times_of_an_input_are_judged() ->
     """Each judges what all of them have read."""
     work = EpochWork(1, EpochPlan(7, 8, tuple(ranges_of([1] * 4)), {}, co_partitions=4), ())
     assert share_out(work, 8, 4) == WorkerProcesses(4, 2, co_partitions=4)
-    assert share_out(replace(work, new_keys={"in": (frozenset({"k"}),)}), 8, 4) == WorkerProcesses(4, 2)
-    assert share_out(replace(work, milliseconds={"in": "ts"}), 8, 4) == WorkerProcesses(4, 2)
+    assert share_out(replace(work, keys_to_check={"in": (frozenset({"k"}),)}), 8, 4) == WorkerProcesses(4, 2)
+    assert share_out(replace(work, int64_times={"in": "ts"}), 8, 4) == WorkerProcesses(4, 2)
 
 
 def test_peers_that_each_read_all_are_not_said_to_exchange_rows() -> None:
@@ -538,7 +538,7 @@ def test_peers_of_a_small_epoch_each_read_all(
     assert share_out(work, cores, executors) == peers
     assert not share_out(work, cores, executors, reads_once=True).reads_all
     assert not share_out(replace(work, careful=True), cores, executors).reads_all
-    judged = replace(work, new_keys={"in": (frozenset({"k"}),)})
+    judged = replace(work, keys_to_check={"in": (frozenset({"k"}),)})
     assert share_out(judged, cores, executors).co_partitions == 0, "each judges what all of them have read"
 
 

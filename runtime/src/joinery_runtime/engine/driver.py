@@ -121,7 +121,7 @@ class Driver:
         self._identity, self._pipeline, self._parts = identity, pipeline, parts
         self._now_ms, self._wall_ms = now_ms, wall_ms
         self._fault = FaultPoint.from_environment()
-        self._milliseconds = {
+        self._int64_times = {
             source: column
             for spec in pipeline.inputs
             if pa.types.is_int64((intake := pipeline.intake(spec.name)).schema.field(intake.event_time).type)
@@ -129,10 +129,10 @@ class Driver:
                 [(branch.name, branch.event_time) for branch in spec.branches] or [(spec.name, intake.event_time)]
             )
         }
-        self._keys = key_parts(pipeline)
+        self._key_parts = key_parts(pipeline)
         planner = parts.planner
         self._reporter = EpochReporter(
-            pipeline, self._milliseconds, planner.limits.hot_keys, planner.clocks, planner.late_warnings, now_ms
+            pipeline, self._int64_times, planner.limits.hot_keys, planner.clocks, planner.late_warnings, now_ms
         )
         self.generation = 0
         self._first_generation = 0  # of this process
@@ -233,7 +233,7 @@ class Driver:
             # a signature the job was started from the beginning, and what it wrote before is no longer its own.
             if newest is not None and record.signature is not None and self._identity.defines(record):
                 sink.publish(newest.epoch, receipts)
-            with self._fenced_first():
+            with self._prefer_fenced():
                 visible |= sink.recover(recovery)
         if recovery.claims:
             store.release_claims(record.job, record.generation)
@@ -284,7 +284,7 @@ class Driver:
             if other is not None:
                 self._require_ownership()
                 raise self._duplicate_name(other, "began to write to this one's output topic after it")
-        with self._in_its_groups():
+        with self._rejoining_groups():
             plan = self._pinned_plan(always=always, reads=reads)
         self.planned = plan is not None
         return plan
@@ -329,7 +329,7 @@ class Driver:
         return replace(result.plan, generation=self.generation, row_limits=self._parts.row_limits)
 
     @contextmanager
-    def _in_its_groups(self) -> Iterator[None]:
+    def _rejoining_groups(self) -> Iterator[None]:
         """Rejoin the consumer groups if this driver was fenced in one: the last to join under a driver's name owns it,
         even if that is an older driver that slept."""
         try:
@@ -369,7 +369,7 @@ class Driver:
         )
 
     @contextmanager
-    def _fenced_first(self) -> Iterator[None]:
+    def _prefer_fenced(self) -> Iterator[None]:
         """Raise Fenced instead of a SinkError if another driver has taken over: one that slept may take what a newer
         driver has written or published for an error."""
         try:
@@ -391,7 +391,7 @@ class Driver:
         again."""
         work = self._epoch_work(plan)
         try:
-            with self._fenced_first():
+            with self._prefer_fenced():
                 outcome = self._parts.host.run(work)
         except PlanTooLarge as error:
             name, topic, partition, records, size = error.read
@@ -429,8 +429,8 @@ class Driver:
             # A record may have ended processes. Drivers that this process has made after an error do not count.
             careful=pending.may_shrink and plan.is_deadly(self._first_generation),
             is_small=self._parts.planner.is_small(plan),
-            milliseconds={name: self._milliseconds[name] for name in new if name in self._milliseconds},
-            new_keys={name: self._keys[name] for name in new if name in self._keys},
+            int64_times={name: self._int64_times[name] for name in new if name in self._int64_times},
+            keys_to_check={name: self._key_parts[name] for name in new if name in self._key_parts},
         )
 
     def _new_sources(self, plan: EpochPlan) -> list[str]:
@@ -474,7 +474,7 @@ class Driver:
         self._write_commit(plan, outcome, after, result)
         planner.unpin(after.inputs)
         self.failpoint("after-commit", plan)
-        with self._fenced_first():
+        with self._prefer_fenced():
             for sink, receipts in self._receipts_by_sink(result):
                 sink.publish(plan.epoch, receipts)
         self.state, self._pending_plan = after, PendingPlan(may_have_rival=plan.checkpoint)
@@ -497,7 +497,7 @@ class Driver:
         # Once for each change: `joinery verify` runs earlier epochs again under the definition that made them.
         if plan.definition != self.state.definition and plan.definition == definition_hash(self._identity.definition):
             result["definition"] = dict(self._identity.definition)
-        with self._fenced_first():
+        with self._prefer_fenced():
             for kind, buffered in self._buffered_sinks():
                 sealed = buffered.seal(self.generation, plan.epoch, result[kind], last=last)
                 result[kind] = [*result[kind], *sealed]
@@ -542,7 +542,7 @@ class Driver:
         """Raise PartitionsLost unless this driver still holds the plan's partitions, and they are still the planned
         ones: only then may the input be committed."""
         planner = self._parts.planner
-        with self._in_its_groups():
+        with self._rejoining_groups():
             replaced = self._pending_plan.replaced_partitions
             try:
                 now_replaced = planner.replaced_partitions(plan, self.state.inputs)

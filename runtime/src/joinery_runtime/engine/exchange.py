@@ -32,9 +32,10 @@ _ROWS = "rows between two tasks"
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
-    """Where the rows of each shard are: `cuts` has (shard, first row, number of rows). Rows for every shard are stored
-    once, and each shard's cut names them."""
+class ParcelHeader:
+    """The side of a step to which a parcel's rows belong, whether they were `read` from an input, and where those of
+    each shard are: `cuts` has (shard, first row, number of rows). Rows for every shard are stored once, and each
+    shard's cut names them."""
 
     step: int
     side: int
@@ -50,25 +51,25 @@ class Cuts:
 class Parcel:
     """Rows for the shards of one peer. Pickles as an Arrow IPC file."""
 
-    cuts: Cuts
+    header: ParcelHeader
     rows: pa.RecordBatch
 
     def blocks(self) -> Iterator[Sent]:
-        return self.cuts.blocks(self.rows)
+        return self.header.blocks(self.rows)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _unpickle_parcel, (self.cuts, encode(self.rows, compression=None))
+        return _unpickle_parcel, (self.header, encode(self.rows, compression=None))
 
 
-def _unpickle_parcel(cuts: Cuts, rows: bytes) -> Parcel:
-    return Parcel(cuts, decode(rows))
+def _unpickle_parcel(header: ParcelHeader, rows: bytes) -> Parcel:
+    return Parcel(header, decode(rows))
 
 
 @dataclass(frozen=True, slots=True)
 class LocalParcel:
     """A parcel whose rows are in a file of the executor that has read them."""
 
-    cuts: Cuts
+    header: ParcelHeader
     path: Path
 
     def rows(self) -> pa.RecordBatch:
@@ -118,7 +119,7 @@ def pack_blocks(sent: Iterable[Sent], owner: Callable[[int], int]) -> Iterator[t
 def _flush_parcels(waiting: dict[tuple[int, int, int, bool], _Waiting]) -> Iterator[tuple[int, Parcel]]:
     for receiver, step, side, read in list(waiting):
         rows = waiting.pop((receiver, step, side, read))
-        yield receiver, Parcel(Cuts(step, side, read, tuple(rows.cuts)), concat(rows.batches))
+        yield receiver, Parcel(ParcelHeader(step, side, read, tuple(rows.cuts)), concat(rows.batches))
 
 
 class LocalParcels:
@@ -144,12 +145,12 @@ class LocalParcels:
             pa.ipc.new_file(sink, parcel.rows.schema) as writer,
         ):
             writer.write_batch(parcel.rows)
-        return LocalParcel(parcel.cuts, path)
+        return LocalParcel(parcel.header, path)
 
 
 def open_parcels(parcels: Iterable[LocalParcel]) -> list[Parcel] | None:
     """Return the parcels with their rows; None if a file is not here, or cannot be read."""
     try:
-        return [Parcel(parcel.cuts, parcel.rows()) for parcel in parcels]
+        return [Parcel(parcel.header, parcel.rows()) for parcel in parcels]
     except (OSError, pa.ArrowInvalid):
         return None

@@ -114,8 +114,8 @@ class _Input:
     def counts_seconds(self) -> bool:
         return self.times is not None and _count_seconds(*self.times)
 
-    def warning(self, name: str, milliseconds: str | None) -> str | None:
-        """Return the warning about this input in a few sentences; None if nothing looks wrong. `milliseconds` is the
+    def warning(self, name: str, int64_time: str | None) -> str | None:
+        """Return the warning about this input in a few sentences; None if nothing looks wrong. `int64_time` is the
         int64 column with its event time (None: its event time is a timestamp)."""
         faults = []
         if self.is_useless:
@@ -140,11 +140,11 @@ class _Input:
             sentences[0] += (
                 f"; a value inside of an object is written as path: {dotted}, of an array as path: items[0].sku"
             )
-        if milliseconds is not None and self.counts_seconds and self.times is not None:
+        if int64_time is not None and self.counts_seconds and self.times is not None:
             lowest = self.times[0]
             sentences.append(
-                f"event times of column {milliseconds} are from {_day(lowest)} on, and from {_day(lowest * 1_000)} on "
-                f"if their numbers count seconds. If they do, declare {milliseconds} as type: timestamp with format: s"
+                f"event times of column {int64_time} are from {_day(lowest)} on, and from {_day(lowest * 1_000)} on "
+                f"if their numbers count seconds. If they do, declare {int64_time} as type: timestamp with format: s"
             )
         if self.is_often_ahead:
             first = f" (the first: {self.first_future})" if self.first_future else ""
@@ -192,12 +192,12 @@ def _day(milliseconds: int) -> str:
 
 class InputWarnings:
     """The warnings of all inputs. Warns when an input first looks wrong, and again when something else does. Branches
-    of a union are judged apart, because each has a format and names of its own. `milliseconds` names the int64 column
+    of a union are judged apart, because each has a format and names of its own. `int64_times` names the int64 column
     with the event time, for inputs and branches that have it in one."""
 
-    def __init__(self, milliseconds: Mapping[str, str], pipeline: Pipeline) -> None:
+    def __init__(self, int64_times: Mapping[str, str], pipeline: Pipeline) -> None:
         self._inputs: dict[str, _Input] = {}
-        self._milliseconds = milliseconds
+        self._int64_times = int64_times
         self._pipeline = pipeline
         self._warned: set[tuple[str, str]] = set()  # pairs of an input and what is wrong with it
 
@@ -218,7 +218,7 @@ class InputWarnings:
             history.add(source_reads)
             wrong = {(name, f"column {column}") for column in history.without_value}
             wrong |= {(name, "records")} if history.is_useless else set()
-            wrong |= {(name, "event times")} if name in self._milliseconds and history.counts_seconds else set()
+            wrong |= {(name, "event times")} if name in self._int64_times and history.counts_seconds else set()
             wrong |= {(name, "future")} if history.is_often_ahead else set()
             if wrong - self._warned:
                 new.append(self._warning_of(name) or "")
@@ -239,4 +239,4 @@ class InputWarnings:
         return warnings
 
     def _warning_of(self, name: str) -> str | None:
-        return self._inputs[name].warning(name, self._milliseconds.get(name))
+        return self._inputs[name].warning(name, self._int64_times.get(name))

@@ -59,11 +59,11 @@ class EpochWork:
     `incarnation` is that of the job. `replaced_partitions` are planned partitions that can no longer be read and need
     not be. `allowed` is how many bytes of undecoded records each range may yield: with more, the epoch is too large to
     continue. `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave.
-    `milliseconds` are inputs of the plan, and branches of its unions, of which no event time is known yet, with the
+    `int64_times` are inputs of the plan, and branches of its unions, of which no event time is known yet, with the
     int64 column that is taken for milliseconds without a word of the user: the task rejects times that most likely
-    count seconds. `new_keys` are the keys (`null_keys`) of those of which nothing is committed. `careful`: processes
-    have died of this plan, so each batch is decoded in another process first. `is_small`: the plan reads so little that
-    several processes may each read all of it."""
+    count seconds. `keys_to_check` are the keys (`null_keys`) of those of which nothing is committed. `careful`:
+    processes have died of this plan, so each batch is decoded in another process first. `is_small`: the plan reads so
+    little that several processes may each read all of it."""
 
     generation: int
     plan: EpochPlan
@@ -73,15 +73,15 @@ class EpochWork:
     replaced_partitions: frozenset[PartitionRef] = frozenset()
     allowed: Mapping[PartitionRef, int] = field(default_factory=dict)
     merge_all: bool = False
-    milliseconds: Mapping[str, str] = field(default_factory=dict)
-    new_keys: Mapping[str, tuple[frozenset[str], ...]] = field(default_factory=dict)
+    int64_times: Mapping[str, str] = field(default_factory=dict)
+    keys_to_check: Mapping[str, tuple[frozenset[str], ...]] = field(default_factory=dict)
     careful: bool = False
     is_small: bool = False
 
     @property
     def judges_inputs(self) -> bool:
         """Whether each shard needs to know what was read of an input anywhere."""
-        return bool(self.milliseconds or self.new_keys)
+        return bool(self.int64_times or self.keys_to_check)
 
     def failpoint(self, point: str) -> None:
         if self.fault is not None:

@@ -21,21 +21,21 @@ from joinery_runtime.engine.report import EpochReport, StateSize, Totals, behind
 
 
 class EpochReporter:
-    """`milliseconds` has the event-time columns whose values are numbers, by input or branch; `hot_keys` the number of
+    """`int64_times` has the event-time columns whose values are numbers, by input or branch; `hot_keys` the number of
     rows per key from which a step warns, `late_warnings` the share of late rows from which an input does. `now_ms` is
     the driver's clock."""
 
     def __init__(
         self,
         pipeline: Pipeline,
-        milliseconds: Mapping[str, str],
+        int64_times: Mapping[str, str],
         hot_keys: Mapping[int, int],
         clocks: Mapping[str, InputClock],
         late_warnings: Mapping[str, float | None],
         now_ms: Callable[[], int],
     ) -> None:
         self._hot_keys = HotKeyTracker(hot_keys)
-        self._inputs = InputWarnings(milliseconds, pipeline)
+        self._inputs = InputWarnings(int64_times, pipeline)
         self._late_rows = LateCounts(clocks, late_warnings)
         self._warned_of_closed = frozenset[str]()  # inputs whose rows fell inside capped sessions
         self._now_ms = now_ms

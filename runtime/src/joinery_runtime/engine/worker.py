@@ -168,7 +168,7 @@ class Worker:
         for planned in ranges:
             source = sources[planned.partition]
             paths_of = None if self._parts.paths_of is None else partial(self._parts.paths_of, source)
-            counters[planned.partition] = ReadCounter(planned, work.new_keys.get(source, ()), paths_of)
+            counters[planned.partition] = ReadCounter(planned, work.keys_to_check.get(source, ()), paths_of)
         late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)
         checks = {ref: RecordChecks(plan.future_check(name), late, plan.co_partitions) for ref in counters}
 
@@ -198,7 +198,7 @@ class Worker:
         reports = [counter.report() for counter in counters.values()]
         if self._parts.dead_letters is None:  # then the counts end the job, and nobody collects the letters
             reports = [replace(report, dead=None) for report in reports]
-        for source in sorted(set(sources.values()) & {*work.new_keys, *work.milliseconds}):
+        for source in sorted(set(sources.values()) & {*work.keys_to_check, *work.int64_times}):
             columns = ColumnsRead.of(
                 source, [report.read for report in reports if sources[report.read.partition] == source]
             )
@@ -329,10 +329,10 @@ class Worker:
         return (replace(counted, first_unfit=next(reasons_of(result.lost))) if result.lost else counted), []
 
     def _reject_misread(self, work: EpochWork, columns: Sequence[ColumnsRead]) -> None:
-        reject_null_keys(columns, work.new_keys, self._pipeline)
+        reject_null_keys(columns, work.keys_to_check, self._pipeline)
         # One record must not end a job that has dead letters; the driver warns of fewer.
         enough = 1 if self._parts.dead_letters is None else ENOUGH_RECORDS
-        reject_seconds(columns, work.milliseconds, at_least=enough)
+        reject_seconds(columns, work.int64_times, at_least=enough)
 
     def _row_limit(self, step: StepSpec, plan: EpochPlan) -> RowLimit | None:
         """Return how large a row of the step may be. Without dead letters there is no limit here: the writer names the
