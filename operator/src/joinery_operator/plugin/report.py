@@ -16,7 +16,13 @@ def status_lines(job: JobResource) -> Iterator[str]:
     if status.get("observedGeneration") not in {None, -1, job.resource["metadata"].get("generation")}:
         yield "  The operator has not seen the last change yet: what follows is about the one before."
     yield from _summary_lines(status)
-    yield from _table_lines(status)
+    if inputs := status.get("inputs"):
+        rows = [["INPUT", "LAG", "ROWS/S", "WATERMARK", "BEHIND", "STATE"]]
+        for input_status in inputs:
+            state = "ended" if input_status.get("ended") else "idle" if input_status.get("idle") else ""
+            cells = (input_status.get(name) for name in ("lag", "rowsPerSecond", "watermark", "watermarkDelay"))
+            rows.append([input_status["name"], *("-" if cell is None else str(cell) for cell in cells), state])
+        yield from align_columns(rows)
     yield from _condition_lines(status)
     if refused := status.get("refused"):
         yield f"  rejected: revision {refused['revision']} ({refused['reason']}): {refused['message']}"
@@ -55,18 +61,6 @@ def _bytes_text(count: int | None) -> str | None:
             break
         size, unit = size / 1024, larger
     return f"{size:.4g} {unit}"
-
-
-def _table_lines(status: Mapping[str, Any]) -> Iterator[str]:
-    inputs = status.get("inputs") or ()
-    if not inputs:
-        return
-    rows = [["INPUT", "LAG", "ROWS/S", "WATERMARK", "BEHIND", "STATE"]]
-    for input_status in inputs:
-        state = "ended" if input_status.get("ended") else "idle" if input_status.get("idle") else ""
-        cells = (input_status.get(name) for name in ("lag", "rowsPerSecond", "watermark", "watermarkDelay"))
-        rows.append([input_status["name"], *("-" if cell is None else str(cell) for cell in cells), state])
-    yield from align_columns(rows)
 
 
 def _condition_lines(status: Mapping[str, Any]) -> Iterator[str]:

@@ -199,20 +199,13 @@ def archive_path() -> Path | None:
     there can be no archive: SPARK_HOME names another Spark, or Java does not state its version."""
     import pyspark  # noqa: PLC0415
 
-    release, home = _release_text(), os.environ.get("SPARK_HOME")
-    if release is None or (home and Path(home) != Path(pyspark.__file__).parent):
+    java_home, spark_home = os.environ.get("JAVA_HOME"), os.environ.get("SPARK_HOME")
+    java = Path(java_home, "bin", "java") if java_home else shutil.which("java")  # that Spark's scripts choose
+    if java is None or (spark_home and Path(spark_home) != Path(pyspark.__file__).parent):
+        return None
+    try:
+        release = Path(java).resolve().parents[1].joinpath("release").read_text(encoding="utf-8")
+    except OSError:
         return None
     key = hashlib.sha256(f"{version('pyspark')}\n{release}".encode()).hexdigest()[:12]
     return Path(sys.prefix, "share", "joinery", f"spark-{key}.jsa")
-
-
-def _release_text() -> str | None:
-    """Return the release file of the Java home that Spark's scripts choose."""
-    home = os.environ.get("JAVA_HOME")
-    java = Path(home, "bin", "java") if home else shutil.which("java")
-    if java is None:
-        return None
-    try:
-        return Path(java).resolve().parents[1].joinpath("release").read_text(encoding="utf-8")
-    except OSError:
-        return None

@@ -48,7 +48,13 @@ def without_secrets(job: Job) -> Job:
         return client.model_copy(update={"properties": {**properties, **hidden}}) if hidden else client
 
     def database(database: _Database, _: SpecPath) -> _Database:
-        return database.model_copy(update={"dsn": WITHHELD}) if _is_secret(database.dsn) else database
+        if database.dsn is None:
+            return database
+        try:
+            has_secret = any(_SECRET.search(name) and value for name, value in conninfo_to_dict(database.dsn).items())
+        except psycopg.Error:
+            has_secret = True  # a DSN that cannot be parsed may hold a secret
+        return database.model_copy(update={"dsn": WITHHELD}) if has_secret else database
 
     changed = with_clients(job, client, database)
     # Workers do not need the settings of Spark.
@@ -135,12 +141,3 @@ def _stable_path(job: Job, at: SpecPath) -> SpecPath:
         case ("outputs", number, *_):
             return ("outputs", job.outputs[int(number)].name)
     return at[:1]
-
-
-def _is_secret(dsn: str | None) -> bool:
-    if dsn is None:
-        return False
-    try:
-        return any(_SECRET.search(name) and value for name, value in conninfo_to_dict(dsn).items())
-    except psycopg.Error:
-        return True  # a DSN that cannot be parsed may hold a secret

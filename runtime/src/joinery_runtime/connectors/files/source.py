@@ -143,19 +143,17 @@ class FilePlanner(ListedFiles):
                 first = header_end(data, self._cut, line_end) if self._cut.header else bom
                 self._files_by_stamp[stamp] = _File(first, len(data), line_end)
             if self._cut.header:
-                self._check_header(path)
+                # The decoder reads all files by the first file's header.
+                first_path = self._partitions[0].topic
+                names = csv_header(path, self._columns, self._cut)
+                expected = csv_header(first_path, self._columns, self._cut)
+                if names != expected:
+                    raise SourceError(
+                        f"The header of {path} is not that of {first_path}",
+                        facts=f"{', '.join(names)} instead of {', '.join(expected)}",
+                        todo="Give all files of an input the same columns in the same order",
+                    )
         return self._files_by_stamp[stamp]
-
-    def _check_header(self, path: str) -> None:
-        """Check that the file has the first file's header, by which the decoder reads all files."""
-        first = self._partitions[0].topic
-        names, expected = csv_header(path, self._columns, self._cut), csv_header(first, self._columns, self._cut)
-        if names != expected:
-            raise SourceError(
-                f"The header of {path} is not that of {first}",
-                facts=f"{', '.join(names)} instead of {', '.join(expected)}",
-                todo="Give all files of an input the same columns in the same order",
-            )
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         """Cut a range of about `max_records`, estimated from the length of the next records."""

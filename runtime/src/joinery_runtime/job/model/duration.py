@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
@@ -40,16 +41,12 @@ def parse_duration(value: str | int) -> int:
 
 def without_unit(text: str) -> str:
     """Say of a number what is missing, and the durations that it may stand for."""
-    durations = [duration for duration in (f"{text}s", f"{text}ms") if _is_duration(duration)]
+    durations = []
+    for duration in (f"{text}s", f"{text}ms"):
+        with suppress(ValueError):
+            parse_duration(duration)
+            durations.append(duration)
     return f"{text} has no unit; {f'write {either(durations)}' if durations else _HINT}"
-
-
-def _is_duration(text: str) -> bool:
-    try:
-        parse_duration(text)
-    except ValueError:
-        return False
-    return True
 
 
 def format_duration(ms: int) -> str:
