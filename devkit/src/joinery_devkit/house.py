@@ -75,14 +75,15 @@ class Figures(NamedTuple):
 
 
 BUDGETS: Mapping[str, Mapping[str, float]] = {
-    "runtime": {"vague": 0.6, "used_once": 17.5, "one_word": 35.5, "short_files": 28},
-    "operator": {"vague": 0.2, "used_once": 19.5, "one_word": 31.7, "short_files": 9},
-    "devkit": {"vague": 0.2, "used_once": 15.8, "one_word": 53.1, "short_files": 28},
-    "bench": {"vague": 0, "used_once": 13.8, "one_word": 47.4, "short_files": 8},
+    "runtime": {"vague": 0.6, "used_once": 15, "one_word": 35.5, "short_files": 28},
+    "operator": {"vague": 0.2, "used_once": 18.9, "one_word": 31.7, "short_files": 9},
+    "devkit": {"vague": 0.2, "used_once": 15, "one_word": 52.7, "short_files": 27},
+    "bench": {"vague": 0, "used_once": 8, "one_word": 47.4, "short_files": 8},
 }
-"""The highest figure allowed for each distribution. `used_once` counted public functions too until 2026-11-29: budgets
-of 33.7 % (runtime) and 37.6 % (operator) then are 23.8 % and 24.3 % now, without a change of the code. Of one word are
-47 % of kopf's functions, 41 % of psycopg's, 18 % of pydantic's and 14 % of sqlglot's. Then 400 private helpers of
+"""The highest figure allowed for each distribution. Two changes of what `used_once` counts lowered it without a change
+of the code: public functions counted until 2026-11-29 (runtime 33.7 to 23.8 %, operator 37.6 to 24.3 %), and entries of
+tables and methods of subclasses until 2026-11-30 (runtime 16.9 to 14.9 %, operator 19.0 to 18.8 %). 47 % of kopf's
+functions are of one word, 41 % of psycopg's, 18 % of pydantic's and 14 % of sqlglot's. Then 400 private helpers of
 several words were inlined: that alone raised the budgets of `one_word` by 1.1 to 2.1."""
 WORD_BUDGETS: Mapping[str, int] = {
     "anew": 6,

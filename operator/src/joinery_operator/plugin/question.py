@@ -37,7 +37,7 @@ def ask(target: KubectlTarget, job: JobResource, no_driver_reason: str, command:
     sys.stderr.write(f"joinery: {no_driver_reason}. This is asked in a pod of its own, {name}\n")
     target.read("create", "--filename=-", namespace_option, stdin=json.dumps(question_pod(revision, name, command)))
     try:
-        _wait(target, name, namespace_option)
+        _wait_until_started(target, name, namespace_option)
         code = target.run("logs", name, namespace_option, f"--container={MAIN_CONTAINER}", "--follow")
         if code != 0:
             facts = f"kubectl logs {name} ended with {code}"
@@ -72,7 +72,7 @@ def _current_revision(target: KubectlTarget, job: JobResource, no_driver_reason:
     return JobRevision(*stored, status["revision"], status["image"], settings, templates, defaults)
 
 
-def _wait(target: KubectlTarget, name: str, namespace_option: str) -> None:
+def _wait_until_started(target: KubectlTarget, name: str, namespace_option: str) -> None:
     deadline = time.monotonic() + _STARTS_WITHIN
     while True:
         pod = target.read("get", "pod", name, namespace_option)
