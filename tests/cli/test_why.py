@@ -43,6 +43,25 @@ spec:
   deadLetter: {{file: {{path: dead}}}}
   stateStore: {{memory: {{}}}}
 """
+SUM = """\
+apiVersion: joinery.dev/v1alpha1
+kind: StreamJoin
+metadata: {name: totals}
+spec:
+  inputs:
+    - name: c
+      file: {path: c.jsonl}
+      format: json
+      eventTime: ts
+      schema: [{name: k, type: string}, {name: n, type: int64}, {name: ts, type: timestamp}]
+  aggregate:
+    groupBy: [k]
+    window: {tumbling: {size: 10ms}}
+    aggregates: [{function: sum, column: n, as: total}]
+  output: {file: {path: out}}
+  deadLetter: {file: {path: dead}}
+  stateStore: {memory: {}}
+"""
 STEPS: list[dict[str, Any]] = [
     {"rows": {"l": [{"k": "a", "v": "A", "ts": 100}, {"k": "b", "v": "B", "ts": 100}]}},
     {"input": "r", "rows": [{"k": "a", "v": "x", "ts": 105}, {"k": "a", "v": "no time"}]},
@@ -152,6 +171,43 @@ def explained_as(job_type: str, tmp_path: Path) -> dict[tuple[str, int], list[st
         for answer in answers
         for explained in answer.records
     }
+
+
+def test_a_row_that_does_not_fit_is_explained_by_its_rule(tmp_path: Path) -> None:
+    name = "aggregates/s7-a-value-that-does-not-fit"
+    answer = _answer(name, tmp_path, (), "c:0=0")
+    (record,) = answer.document()["records"]
+    assert (record["dropped"], record["rule"], record["misfit"]) == ("failed", "docs/semantics.md#s7", None)
+    assert record["detail"].startswith("sum(n), in the output as total: the sum 9223372036854775808 does not fit int64")
+    assert "k='a', in the window from 1969-12-31T23:59:59.990Z" in record["detail"]
+    assert f"  dropped: failed, {record['detail']} (docs/semantics.md#s7)" in list(answer.lines())
+
+
+def test_a_record_of_a_row_that_does_not_fit_without_it_either(tmp_path: Path) -> None:
+    job, steps = tmp_path / "job.yaml", tmp_path / "steps.jsonl"
+    job.write_text(SUM)
+    rows = [{"k": "a", "n": n, "ts": n % 10} for n in (2**63 - 1, 2**63 - 2, 5)]
+    steps.write_text(f"""{json.dumps({"input": "c", "rows": rows})}
+{json.dumps({"end": True})}
+""")
+    answer = why_command(parse_job(SUM, "job.yaml"), (), "c:0=2", None, steps)
+    (record,) = answer.document()["records"]
+    assert (record["dropped"], record["made"]) == (None, [])
+    assert "k='a'" in record["misfit"]
+    assert f"  its group's row is a dead letter: {record['misfit']} (docs/semantics.md#s7)" in list(answer.lines())
+
+
+def test_the_rule_by_which_something_could_not_be_computed(tmp_path: Path) -> None:
+    steps = tmp_path / "steps.jsonl"
+    steps.write_text(f"""{json.dumps({"input": "c", "rows": [{"k": "a", "n": 2**62, "ts": 1}]})}
+{json.dumps({"end": True})}
+""")
+    job = SUM.replace("  output:", "  select: [{column: c.k}, {expression: total * 4, as: four}]\n  output:")
+    of_group = why_command(parse_job(job, "job.yaml"), (), "c:0=0", None, steps)
+    of_pair = _answer("window/t10-conditions-that-fail", tmp_path, (), "r:0=0")
+    for answer, rule in ((of_group, "g11"), (of_pair, "j1")):
+        (record,) = answer.document()["records"]
+        assert (record["dropped"], record["rule"]) == ("failed", f"docs/semantics.md#{rule}")
 
 
 def test_why_an_order_is_not_in_the_output_of_an_anti_join(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ class Explained:
     outcome: RecordOutcome | None = None  # None: it was dropped, or is of a kind that is never kept
     waiting: Sequence[WaitingRows] = ()  # its joined rows that later steps keep
     has_having: bool = False  # whether the rows of groups have to meet a condition (G7)
+    failed_by: str = ""  # the rule by which what it would be part of has failed, where J1 is not that rule
+    misfit: str = ""  # why its group's row is a dead letter (S7), if the row is one without the record as well
 
     @property
     def unmatched(self) -> bool:
@@ -105,14 +107,14 @@ class Explained:
     @property
     def fails_having(self) -> bool:
         """Whether its group's row was not emitted because it does not meet `having`."""
-        return self.has_having and self.has_no_row and not self.is_kept
+        return self.has_having and self.has_no_row and not self.is_kept and not self.misfit
 
     def _padding_rule(self, epoch: int, row: Any) -> str | None:
         return self.padded.get(epoch, {}).get(json.dumps(row))
 
     @property
     def rule(self) -> str | None:
-        return None if self.reason is None else rule_of(RULES[self.reason])
+        return None if self.reason is None else rule_of(self.failed_by or RULES[self.reason])
 
     def document(self) -> dict[str, Any]:
         position, record = self.record.position, self.record
@@ -141,6 +143,7 @@ class Explained:
             "waiting": [waiting_rows.document() for waiting_rows in self.waiting],
             "nearest": None if nearest is None else nearest.document(),
             "having": rule_of("g7") if self.fails_having else None,
+            "misfit": self.misfit or None,
         }
 
     def lines(self) -> Iterator[str]:
@@ -163,8 +166,10 @@ class Explained:
         for epoch, row in _list_rows(self.prevented):
             yield f"  without it, epoch {epoch} would have emitted: {json.dumps(row)}"
         if self.has_no_row:
-            having = f"; `having` is not true for its group's row ({rule_of('g7')})" if self.fails_having else ""
-            yield f"  taken; no row was emitted because of it{' so far' if self.is_kept else having}"
+            cause = f"; `having` is not true for its group's row ({rule_of('g7')})" if self.fails_having else ""
+            yield f"  taken; no row was emitted because of it{' so far' if self.is_kept else cause}"
+        if self.misfit:
+            yield f"  its group's row is a dead letter: {self.misfit} ({rule_of('s7')})"
         if self.outcome is not None:
             yield from (f"  {line}" for line in self.outcome.lines(record.epoch, unmatched=self.unmatched))
         yield from (f"  {waiting_rows.line()}" for waiting_rows in self.waiting)
@@ -394,6 +399,12 @@ class _Comparison:
         without, kept_rows = self._run_without(position)
         reason, detail = self._drop_reason(position, record.epoch, without)
         self._reasons[position] = reason
+        failed_by = misfit = ""
+        misfits = _misfits(self._with) - _misfits(without)
+        if reason == "failed":
+            failed_by, detail = ("s7", min(misfits)) if misfits else (self._failure_rule, detail)
+        elif reason is None and misfits:
+            misfit = min(misfits)
         waiting_times: dict[str, list[int]] = {}
         for part, ts, *_ in (self._kept_joined_rows - kept_rows).elements():
             waiting_times.setdefault(part, []).append(ts)
@@ -414,6 +425,8 @@ class _Comparison:
             padded,
             part_of,
             has_having=len(self._pipeline.last.sides) == 1 and self._pipeline.last.filter is not None,
+            failed_by=failed_by,
+            misfit=misfit,
         )
 
     def reason(self, position: RecordPosition, epoch: int) -> str | None:
@@ -432,6 +445,14 @@ class _Comparison:
                 judged, _ = self._drop_reason(position, epoch, self._run_without(position)[0])
             self._reasons[position] = judged
         return self._reasons[position]
+
+    @property
+    def _failure_rule(self) -> str:
+        """The rule by which something could not be computed. T10 lists those of jobs that have several."""
+        steps = self._pipeline.steps
+        if all(len(step.sides) > 1 for step in steps):
+            return RULES["failed"]
+        return "g11" if len(steps) == 1 and description_of(steps[0]).merges_rows else "t10"
 
     def _rows_with(self, record: FoundRecord) -> Rows:
         """Return the rows that the record is part of: sessions by their time, joined rows by the places of their
@@ -508,6 +529,12 @@ class _Comparison:
 
 def _count_failed(epochs: Mapping[int, ReplayedEpoch], name: str) -> int:
     return sum(epoch.drop_counts[name, "failed"] for epoch in epochs.values())
+
+
+def _misfits(epochs: Mapping[int, ReplayedEpoch]) -> Counter[str]:
+    """Count the reasons of rows of groups that do not fit (S7): dead letters without a topic."""
+    letters = (row for epoch in epochs.values() for table in epoch.dead for row in table.to_pylist())
+    return Counter(letter["reason"].removeprefix("failed: ") for letter in letters if letter["topic"] is None)
 
 
 def _rows_by_epoch(epochs: Mapping[int, ReplayedEpoch]) -> Rows:
