@@ -63,6 +63,14 @@ def test_a_hopping_window_is_shown_by_the_spans_that_windows_share() -> None:
     assert f"  the next window is emitted when the watermark of c is at {ZERO}.120Z or above" in lines
 
 
+def test_a_group_may_be_named_with_its_input() -> None:
+    job = job_of({"tumbling": {"size": "10ms"}})
+    store = after(job, [row(100), row(105, k="y")])
+    assert shown(job, store, "c.k=x") == shown(job, store, "k=x") != []
+    with pytest.raises(JoineryError, match=r"--key d\.k=x cannot be used: the rows of job w are grouped by k"):
+        show(job, store, ["d.k=x"])
+
+
 def test_windows_without_groups_are_of_no_key() -> None:
     job = job_of({"tumbling": {"size": "10ms"}}, groupBy=[])
     store = after(job, [row(100), row(105, k="y")])

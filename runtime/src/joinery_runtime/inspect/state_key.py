@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from joinery_runtime.core.pipeline.sides import Intake
+from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.partitioning import key_partitions, partition_addresses
@@ -71,7 +71,7 @@ def _of_steps_behind_joins(
 ) -> list[StepKey]:
     """Return the keys of the joins, if there are any, and of each step behind them."""
     *before, last = pipeline.steps
-    of_last = number in {None, last.number + 1} and _group_names(last.sides[0].intake, texts) is not None
+    of_last = number in {None, last.number + 1} and _group_names(last.sides[0], texts) is not None
     keys = [group_key(job, last, texts, number)] if of_last or number == last.number + 1 else []
     if number == last.number + 1:
         return keys
@@ -88,7 +88,7 @@ def _of_joins_and_groups(
 ) -> list[StepKey]:
     """Return the keys of the joins and of the aggregate or ranking behind them."""
     last = pipeline.last
-    groups = _group_names(last.sides[0].intake, texts)
+    groups = _group_names(last.sides[0], texts)
     of_groups = groups is not None and number in {None, last.number + 1}
     keys = [group_key(job, last, texts, number)] if of_groups or number == last.number + 1 else []
     if number == last.number + 1:
@@ -227,7 +227,7 @@ def group_key(job: Job, step: StepSpec, texts: Sequence[str], number: int | None
     if number not in {None, step.number + 1}:
         raise JoineryError(f"Job {job.name} has no step {number}", facts=f"it has {step.number + 1}")
     intake = step.sides[0].intake
-    groups, texts_by_column = intake.keys, _group_names(intake, texts)
+    groups, texts_by_column = intake.keys, _group_names(step.sides[0], texts)
     if not groups:
         raise JoineryError(
             f"Job {job.name} has no such key",
@@ -254,12 +254,12 @@ def group_key(job: Job, step: StepSpec, texts: Sequence[str], number: int | None
     return StepKey(step.number, int(key_hash(values)[0]), (values,), shown)
 
 
-def _group_names(intake: Intake, texts: Sequence[str]) -> dict[str, str | None] | None:
+def _group_names(side: SideSpec, texts: Sequence[str]) -> dict[str, str | None] | None:
     """Return the texts' values by group; None unless they name each group once. A column of an input may stand alone
-    where no other group has its name."""
-    groups = intake.keys
-    short_names = [name.partition(".")[2] if intake.chained else "" for name in groups]
-    names = {short: name for short, name in zip(short_names, groups, strict=True) if short_names.count(short) == 1}
+    where no other group has its name, and with the input's name before it."""
+    groups, chained = side.intake.keys, side.intake.chained
+    others = [name.partition(".")[2] if chained else f"{side.time}.{name}" for name in groups]
+    names = {other: name for other, name in zip(others, groups, strict=True) if others.count(other) == 1}
     names |= {name: name for name in groups}
     read = [(names.get(name), value if equals else None) for name, equals, value in (t.partition("=") for t in texts)]
     named = {name: value for name, value in read if name is not None}
