@@ -276,11 +276,8 @@ class TableProgress(RunProgress):
     def show_start(self, driver: Driver) -> None:
         self._ended_before = ended_inputs(driver)
         self._rates = Rates(self._clock(), RATE_WINDOW_S)
-        replay_note = f", epoch {driver.epoch + 1} is replayed" if driver.pending else ""
-        location = escape(self._location)
-        self._say(
-            f"{self._job.name} on {location}: generation {driver.generation}, after epoch {driver.epoch}{replay_note}"
-        )
+        verb, location = "is replayed" if driver.pending else "is next", escape(self._location)
+        self._say(f"{self._job.name} on {location}: generation {driver.generation}, epoch {driver.epoch + 1} {verb}")
 
     def show_trouble(self, error: JoineryError, pause: float) -> None:
         self._say(f"[red]{escape(str(error))}[/]; trying again in {pause:.1f} s")
