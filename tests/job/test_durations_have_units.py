@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -125,12 +126,53 @@ def test_nothing_needs_no_unit(zero: Any) -> None:
     [
         (1.5, "1.5 has no unit; write 1.5s"),
         ("30", "30 has no unit; write 30s or 30ms"),
-        (-30, "-30 has no unit; write -30s or -30ms"),
+        (-30, "must be more than 0, not the number -30"),
+        ("-30", "-30 has no unit; write it like 1h30m, 10s or 250ms"),
         (10**18, "is longer than the longest duration"),
     ],
 )
 def test_other_numbers_are_named_as_they_are(value: Any, says: str) -> None:
     assert says in refused(sessions.document(gap=value))["spec.gap"]
+
+
+WRONG = [-30, 30, -1.5, 1.5, 0.0, "0.0", "30", "-30", "1h30", "3d", "-2d", "2d12h", "1.0000000001d", "5min", "", "x"]
+PROPOSED = re.compile(r"[-+]?(?:\d+\.?\d*(?:ms|[hms]))+(?![\w.])")
+
+
+@every_job
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+def test_each_field_accepts_the_durations_that_its_message_proposes(written: dict[str, Any], wrong: Any) -> None:
+    """Rules about several fields may have more to say."""
+    valid = {**written, "spec": with_units(written["spec"])}
+    messages = _messages(_with(valid, {at: wrong for at, _ in numbers(written["spec"])}))
+    # A proposal follows the facts, in which the wrong value stands.
+    proposals = {at: PROPOSED.findall(message.partition("; ")[2]) for at, message in messages.items()}
+    for number in range(max(map(len, proposals.values()), default=0)):
+        proposed = {at: durations[number] for at, durations in proposals.items() if number < len(durations)}
+        answers = _messages(_with(valid, proposed))
+        faults = re.compile("unit|is not a|must (not )?be")
+        rejected = {at: answers[at] for at in proposed if faults.search(answers.get(at, ""))}
+        assert not rejected, proposed
+
+
+def _messages(written: Mapping[str, Any]) -> dict[str, str]:
+    try:
+        job_from(written)
+    except JobError as error:
+        return {problem.path: problem.message for problem in error.problems}
+    return {}
+
+
+def _with(written: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The job with other values at paths such as `spec.joins[0].interval.lower`."""
+    changed = deepcopy(dict(written))
+    for at, value in values.items():
+        *above, last = [int(step) if step.isdecimal() else step for step in re.findall(r"[^.\[\]]+", at)]
+        inner: Any = changed
+        for step in above:
+            inner = inner[step]
+        inner[last] = value
+    return changed
 
 
 def test_a_model_in_python_needs_a_unit_too() -> None:

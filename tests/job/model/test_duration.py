@@ -42,7 +42,10 @@ def test_reads_go_style_and_integers(value, ms):
     [
         ("1d", "write hours: 24h"),
         ("100000d", "write hours: 2400000h"),
-        ("0.7d", "write hours: 16.8h"),
+        ("0.7d", "write hours: 16h48m"),
+        ("2d12h", "write hours: 60h"),
+        ("-1d", "write hours: -24h"),
+        ("999999999d", "which Go durations lack; write it like 1h30m"),
         ("2w", "write hours: 336h"),
         ("10", "10 has no unit; write 10s or 10ms"),
         ("1h30", "1h30 has no unit; write 1h30s or 1h30ms"),

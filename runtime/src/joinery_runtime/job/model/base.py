@@ -10,10 +10,12 @@ here reads a value, so a job can be checked and explained on a machine without i
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -104,7 +106,7 @@ def parse_bytes(value: object) -> int:
         raise ValueError(f"{value!r} is no number of bytes; write it as 10Gi, 500M or 1073741824")
     size = Decimal(match[1]) * _UNITS[match[2]]
     if size != int(size):
-        raise ValueError(f"{value!r} is not a whole number of bytes; write it without the fraction")
+        raise ValueError(f"{value!r} is not a whole number of bytes; write {math.ceil(size)}")
     return _checked_size(int(size))
 
 
@@ -160,12 +162,13 @@ NO_UNIT = "no_unit"
 """The type of pydantic's error for a number without a unit."""
 
 
-def _parse_duration_field(value: Any, info: ValidationInfo) -> int:
-    """Return milliseconds; only with PLAIN_NUMBERS an integer other than 0 is a duration."""
-    ms = parse_duration(value)
+def _parse_duration_field(value: Any, info: ValidationInfo, *, least: int | None = None) -> int:
+    """Return milliseconds; only with PLAIN_NUMBERS an integer other than 0 is a duration. Messages propose durations of
+    `least` milliseconds or more. That the value itself is not less is the field's own bound."""
+    ms = parse_duration(value, least)
     plain = isinstance(info.context, dict) and info.context.get("plain_numbers")
-    if isinstance(value, int) and value and not plain:
-        raise PydanticCustomError(NO_UNIT, "{text}", {"text": without_unit(str(value))})
+    if isinstance(value, int) and value and not plain and (least is None or value >= least):
+        raise PydanticCustomError(NO_UNIT, "{text}", {"text": without_unit(str(value), least)})
     return ms
 
 
@@ -176,7 +179,7 @@ def _parse_duration_or_off(value: Any, info: ValidationInfo) -> int | None:
     if value == FILLED_IN_MS:
         return FILLED_IN_MS
     try:
-        ms = _parse_duration_field(value, info)
+        ms = _parse_duration_field(value, info, least=0)
     except PydanticCustomError:
         raise
     except ValueError as error:
@@ -242,13 +245,13 @@ _SHARE = r"^(off|100%|[0-9]{1,2}(\.[0-9]{1,4})?%)$"
 Int = Annotated[int, Strict()]
 Bool = Annotated[bool, Strict()]
 Text = Annotated[str, StringConstraints(min_length=1)]
-Duration = Annotated[
+PositiveDuration = Annotated[
     int,
-    BeforeValidator(_parse_duration_field),
+    BeforeValidator(partial(_parse_duration_field, least=0)),
     PlainSerializer(format_duration),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+    Field(ge=0),
 ]
-PositiveDuration = Annotated[Duration, Field(ge=0)]
 DurationOrOff = Annotated[
     int | None,
     BeforeValidator(_parse_duration_or_off),
@@ -278,7 +281,13 @@ Setting = Annotated[str, BeforeValidator(_setting_text)]
 # `load_job` passes the file's folder, so that a job means the same wherever it is started from.
 FilePath = Annotated[Text, AfterValidator(_resolve_path)]
 TablePath = Annotated[Text, AfterValidator(lambda path, info: path if "://" in path else _resolve_path(path, info))]
-Length = Annotated[PositiveDuration, Field(gt=0)]
+Length = Annotated[
+    int,
+    BeforeValidator(partial(_parse_duration_field, least=1)),
+    PlainSerializer(format_duration),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+    Field(gt=0),
+]
 
 
 def _parse_bound(value: Any, info: ValidationInfo) -> int:

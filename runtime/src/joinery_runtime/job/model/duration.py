@@ -21,32 +21,38 @@ _MS_PER_UNIT = {
     "m": Fraction(60_000),
     "h": Fraction(3_600_000),
 }
+_HOURS_PER_UNIT = {"d": 24, "w": 168}
+"""Units that Go lacks."""
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)([a-zµ]*)", re.ASCII | re.IGNORECASE)
 _WHOLE = re.compile(rf"([+-]?)((?:{_PART.pattern})+)", re.ASCII | re.IGNORECASE)
-_HINT = "write it like 1h30m, 10s, 250ms or -1m"
 
 
-def parse_duration(value: str | int) -> int:
+def parse_duration(value: str | int, least: int | None = None) -> int:
     """Return the duration in milliseconds; an integer is a number of them. Raises ValueError, which says what is wrong
-    with the text and how to write it."""
+    with the text and how to write it: with a duration of `least` milliseconds or more (None: also a negative one).
+    A shorter duration is no error here."""
     if isinstance(value, float):
-        raise ValueError(without_unit(str(value)))
+        raise ValueError(without_unit(str(value), least))
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"a duration must be text; {_HINT}")
-    ms = value if isinstance(value, int) else _parse_text(value.strip())
+        raise ValueError(f"a duration must be text; {_hint(least)}")
+    ms = value if isinstance(value, int) else _parse_text(value.strip(), least)
     if abs(ms) > MAX_MS:
         raise ValueError(f"{value!r} is longer than the longest duration, {MAX_MS} ms (292 years)")
     return ms
 
 
-def without_unit(text: str) -> str:
-    """Say of a number what is missing, and the durations that it may stand for."""
+def without_unit(text: str, least: int | None = None) -> str:
+    """Say of a number what is missing, and the durations of `least` milliseconds or more that it may stand for."""
     durations = []
     for duration in (f"{text}s", f"{text}ms"):
         with suppress(ValueError):
-            parse_duration(duration)
-            durations.append(duration)
-    return f"{text} has no unit; {f'write {either(durations)}' if durations else _HINT}"
+            ms = parse_duration(duration)
+            durations += [duration] if least is None or ms >= least else []
+    return f"{text} has no unit; {f'write {either(durations)}' if durations else _hint(least)}"
+
+
+def _hint(least: int | None) -> str:
+    return "write it like 1h30m, 10s, 250ms or -1m" if least is None else "write it like 1h30m, 10s or 250ms"
 
 
 def format_duration(ms: int) -> str:
@@ -81,30 +87,34 @@ def time_value(ms: int | None) -> int | str | None:
     return "end" if ms is not None and ms >= _END else ms
 
 
-def _parse_text(text: str) -> int:
+def _parse_text(text: str, least: int | None) -> int:
     if text in {"0", "+0", "-0"}:
         return 0
     match = _WHOLE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a duration; {_HINT}")
+        raise ValueError(f"{text!r} is not a duration; {_hint(least)}")
     parts = _PART.findall(match[2])
     if not parts[-1][1]:
-        raise ValueError(without_unit(text))
-    total = Fraction(0)
+        raise ValueError(without_unit(text, least))
+    total, in_days = Fraction(0), ""
     for number, unit in parts:
         if unit in _MS_PER_UNIT:
             total += Fraction(number) * _MS_PER_UNIT[unit]
         elif not unit:
-            raise ValueError(f"{text!r} has no unit after {number}; {_HINT}")
-        elif unit in {"d", "w"}:
-            hours = float(Fraction(number) * (24 if unit == "d" else 168))
-            written = f"{hours:.0f}" if hours.is_integer() else f"{hours:f}".rstrip("0")
-            raise ValueError(f"{text!r} has the unit {unit!r}, which Go durations lack; write hours: {written}h")
+            raise ValueError(f"{text!r} has no unit after {number}; {_hint(least)}")
+        elif unit in _HOURS_PER_UNIT:
+            total += Fraction(number) * _HOURS_PER_UNIT[unit] * _MS_PER_UNIT["h"]
+            in_days = in_days or unit
         elif unit.lower().rstrip("s") in {"mo", "mon", "month", "q", "quarter", "y", "year"}:
             facts = f"{text!r} has the unit {unit!r}, which differs in length"
             raise ValueError(f"{facts}; write hours, as 24h for a day, and add up days where rows are read")
         else:
             raise ValueError(f"{text!r} has the unknown unit {unit!r}; units are h, m, s, ms, us and ns")
-    if total.denominator != 1:
+    ms = -total if match[1] == "-" else total
+    if in_days:
+        is_valid = ms.denominator == 1 and abs(ms) <= MAX_MS and (least is None or ms >= least)
+        todo = f"write hours: {format_duration(int(ms))}" if is_valid else _hint(least)
+        raise ValueError(f"{text!r} has the unit {in_days!r}, which Go durations lack; {todo}")
+    if ms.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number of milliseconds, the smallest step of event time")
-    return -int(total) if match[1] == "-" else int(total)
+    return int(ms)

@@ -13,7 +13,6 @@ from joinery_runtime.job.model.base import (
     Int,
     Length,
     Model,
-    PositiveDuration,
     SecretKeyRef,
     SecretRef,
     Setting,
@@ -240,7 +239,7 @@ class PostgresStoreSpec(Model):
     """The secret, and the key in it, that holds the dsn."""
     schema_name: Annotated[Text, Field(alias="schema")] = Field(default="joinery", examples=["joinery_shop"])
     """The schema for Joinery's tables. It is created if it is missing."""
-    epoch_log_retention: Annotated[PositiveDuration, Field(gt=0)] | None = Field(default=None, examples=["720h"])
+    epoch_log_retention: Length | None = Field(default=None, examples=["720h"])
     """How long committed plans and results are kept, a duration; if absent, only their number and bytes bound the
     log."""
 
@@ -252,7 +251,7 @@ class MemoryStoreSpec(Model):
 class PeriodicSavepoints(Model):
     """Savepoints that the driver makes by itself, named `periodic-<epoch>`."""
 
-    every: Annotated[PositiveDuration, Field(gt=0)] = Field(examples=["1h"])
+    every: Length = Field(examples=["1h"])
     """Time between two savepoints, a duration. Savepoints are made at checkpoints, so `checkpointInterval` is the
     shortest."""
     keep: Annotated[Int, Field(ge=1, le=1000)] = Field(default=7, examples=[24])
@@ -278,7 +277,7 @@ class StoreSpec(Model):
     memory: MemoryStoreSpec | None = None
     """Keeps the state in the driver's memory: it is lost when the job stops. Only if all tasks run on the driver's
     machine."""
-    checkpoint_interval: Annotated[PositiveDuration, Field(gt=0)] = Field(default=60_000, examples=["5m"])
+    checkpoint_interval: Length = Field(default=60_000, examples=["5m"])
     """How often state is compacted, a duration: this bounds the segments that a recovery reads. Every epoch commits
     anyway."""
     savepoints: PeriodicSavepoints | None = None
