@@ -13,10 +13,10 @@ import pytest
 from connectors.rows import attempt
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.topics import read_dead_letters, read_topic
-from joinery_runtime.connectors.kafka.sink import KafkaWriter
+from joinery_runtime.connectors.kafka.sink import KafkaSink, KafkaWriter
 from joinery_runtime.connectors.kafka.target import DeadLetterTarget, KafkaTarget
 from joinery_runtime.connectors.kafka.transactions import KafkaTransactionsWriter, PartNames
-from joinery_runtime.connectors.sink import dead_letter_rows
+from joinery_runtime.connectors.sink import DEAD_LETTER_SCHEMA, dead_letter_rows
 from joinery_runtime.errors import SinkError
 
 pytestmark = pytest.mark.services
@@ -114,6 +114,26 @@ def test_a_topic_that_takes_no_facts_is_told_from_an_output(kafka_broker, writer
     with pytest.raises(SinkError, match=r"^Dead-letter topic .*Raise max\.message\.bytes of the topic, to") as refusal:
         write(kafka_broker, writer, letters(b"{"), topic={"max.message.bytes": "100"})
     assert "go to spec.deadLetter" not in str(refusal.value)
+
+
+def test_a_topic_that_takes_no_facts_is_rejected_at_the_start(kafka_broker) -> None:
+    small, least = next(_names), next(_names)
+    kafka_broker.create_topic(small, config={"max.message.bytes": "1023"})
+    kafka_broker.create_topic(least, config={"max.message.bytes": "1024"})
+    says = (
+        rf"^Dead-letter topic {small}: its max\.message\.bytes is 1023: .*Set max\.message\.bytes of the topic to 10000"
+    )
+    with pytest.raises(SinkError, match=says):
+        KafkaSink(DeadLetterTarget.of(small, kafka_broker.bootstrap, {})).prepare(DEAD_LETTER_SCHEMA)
+    target = DeadLetterTarget.of(least, kafka_broker.bootstrap, {})
+    KafkaSink(target).prepare(DEAD_LETTER_SCHEMA)
+    longest = dead_letter_rows(
+        input_name="i" * 253, topic="t" * 249, partition=99_999, offsets=[2**62], reasons=["r" * 3_000],
+        values=pa.array([b"v" * 3_000], pa.binary()),
+    )  # fmt: skip
+    KafkaWriter(target).write(attempt(), pa.Table.from_batches([longest]))
+    (written,) = read_dead_letters(kafka_broker.bootstrap, least)
+    assert (written["topic"], written["offset"], written["size"]) == ("t" * 249, 2**62, "3000")
 
 
 def test_an_error_names_its_topic(kafka_broker) -> None:

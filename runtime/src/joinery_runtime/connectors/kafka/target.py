@@ -449,7 +449,9 @@ DEAD_LETTER_HEADERS = {f"joinery.{name}": name for name in (*DEAD_LETTER_FACTS, 
 LONGEST_REASON = 1_000
 """Characters. A reason may show a value, and headers count for a record's size."""
 _DEAD_LETTER_HEADER_BYTES = 10  # the most that a header takes besides its name and value
-_LEAST_DEAD_LETTER_BYTES = 512  # a topic that does not take this takes no facts either
+_LEAST_TOPIC_LIMIT = 1_024
+"""Bytes: the `max.message.bytes` of a dead-letter topic that takes the facts, whatever the names of topic and input."""
+_LEAST_DEAD_LETTER_BYTES = _LEAST_TOPIC_LIMIT - RECORD_OVERHEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,6 +478,17 @@ class DeadLetterTarget(KafkaTarget):
         """Make one record for each row of DEAD_LETTER_SCHEMA."""
         letters = _cut_to_fit(facts_and_value(rows), self._limit)
         return Records.of(letters, (), self.headers, values=Texts.of_column(letters["value"].combine_chunks()))
+
+    def require(self, schema: pa.Schema, client: Any, errors: LastError) -> None:
+        """Also check that the topic takes the facts of a dead letter, if this user may read its settings."""
+        KafkaTarget.require(self, schema, client, errors)
+        topic = self.topic_limit()
+        if topic is not None and topic < _LEAST_DEAD_LETTER_BYTES:
+            raise self.problem(
+                f"its max.message.bytes is {topic + RECORD_OVERHEAD}",
+                f"a dead letter has facts in its headers, which take up to {_LEAST_TOPIC_LIMIT} bytes",
+                "Set max.message.bytes of the topic to 10000 or more",
+            )
 
     def for_smaller_records(self) -> Self | None:
         topic = self.topic_limit()
