@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
@@ -112,7 +113,7 @@ def test_what_is_no_record_of_a_known_schema_is_bad_with_its_reason(served: Regi
     assert list(reasons) == [0, 1, 2, 4, 5, 6, 7]
     assert reasons[0] == "null value"
     assert reasons[2] == "it does not begin with the number of a schema, as schemaRegistry says; it looks like JSON"
-    assert reasons[4].startswith("not Avro of this schema: EOFError")
+    assert re.fullmatch(r"not Avro of this schema: field amount, byte \d+: a number does not end", reasons[4])
     assert reasons[5] == "not Avro of this schema: 1 bytes are left over"
     assert reasons[6] == f"the registry {served.url} has no schema 99"
     assert reasons[7] == "schema 2 is of PROTOBUF, not of AVRO"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,6 +67,9 @@ def long(number: int) -> bytes:
     return out + bytes([zigzag])
 
 
+MIN_LONG = b"\xff" * 9 + b"\1"
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "says"),
     [
@@ -79,11 +83,39 @@ def long(number: int) -> bytes:
             "300,000,000 items",
         ),
         ({"type": "array", "items": {"type": "fixed", "name": "F", "size": 0}}, long(300_000_000), "300,000,000 items"),
-        ({"type": "array", "items": "int"}, long(300_000_000), "EOFError"),
+        ({"type": "array", "items": "int"}, long(300_000_000), "field x: it has a block of 300,000,000 items"),
         (MONEY, long(900_000) + b"\1" * 900_000, "a decimal of 900,000 bytes"),
-        ("bytes", b"\x09", "EOFError"),
+        ("bytes", b"\x09", "field x, byte 2: the length of bytes is -5"),
+        ("string", b"\x01", "field x, byte 2: the length of a string is -1"),
+        ({"type": "map", "values": "int"}, b"\2\1\2\0", "field x, byte 3: the length of a key is -1"),
+        ({"type": "array", "items": "long"}, MIN_LONG + b"\2\2\0", "a block of 9,223,372,036,854,775,808 items"),
+        ("boolean", b"\2", "field x, byte 2: a boolean is 0 or 1, and this is 2"),
+        (["null", "boolean"], b"\2\xff", "field x, byte 3: a boolean is 0 or 1, and this is 255"),
+        ({"type": "boolean", "doc": "paid"}, b"\3", "field x, byte 2: a boolean is 0 or 1, and this is 3"),
+        ("long", b"\xff" * 9 + b"\2", "field x, byte 2: a number has more than 64 bits"),
+        ("long", b"\x80" * 10 + b"\0", "field x, byte 2: a number does not end"),
+        ("int", b"\x80\x80\x80\x80\x10", "field x, byte 2: an int has 32 bits, and this is 2147483648"),
     ],
-    ids=["very deep", "deep", "endless", "nulls", "empty records", "empty fixed", "ints", "decimal", "length below 0"],
+    ids=[
+        "very deep",
+        "deep",
+        "endless",
+        "nulls",
+        "empty records",
+        "empty fixed",
+        "ints",
+        "decimal",
+        "length below 0",
+        "text of a length below 0",
+        "key of a length below 0",
+        "as many items as no record has",
+        "boolean of 2",
+        "boolean of 255 in a union",
+        "boolean with a doc",
+        "number of 65 bits",
+        "number of 11 bytes",
+        "int of 33 bits",
+    ],
 )
 @pytest.mark.parametrize("column", ["string", "json"])
 def test_avro_beyond_its_bounds_is_a_bad_record(kind: Any, value: bytes, says: str, column: str) -> None:
@@ -118,12 +150,12 @@ def test_an_index_that_names_no_symbol_and_no_branch_is_a_bad_record(
     decoded = decode(side, *(b"\2\2" + number(index) + b"\2B" for index in wrong), b"\2\2" + right)
     assert [bad.index for bad in decoded.bad] == list(range(len(wrong)))
     for bad, index in zip(decoded.bad, wrong, strict=True):
-        assert bad.reason == f"not Avro of this schema: {says.format(index)}"
+        assert bad.reason == f"not Avro of this schema: field x, byte 2: {says.format(index)}"
     assert decoded.rows["x"].to_pylist() == [value]
     nested = {-1: "an enum has no symbol -1", 3: "an enum has no symbol 3"} if "Color" in json.dumps(kind) else {}
     for index, reason in nested.items():
         record = b"\2\2" + right.replace(b"\4", number(index))
-        assert decode(side, record).bad[0].reason == f"not Avro of this schema: {reason}"
+        assert re.fullmatch(rf"not Avro of this schema: field x, byte \d: {reason}", decode(side, record).bad[0].reason)
 
 
 def test_an_index_of_a_schema_that_is_a_union_names_a_branch() -> None:
@@ -132,8 +164,24 @@ def test_an_index_of_a_schema_that_is_a_union_names_a_branch() -> None:
     decoded = decode(side, b"\0\2\2", b"\3\2\2", b"\4\2\2")
     assert decoded.rows["id"].to_pylist() == [1]
     assert [(bad.index, bad.reason) for bad in decoded.bad] == [
-        (row, f"not Avro of this schema: a union has no branch {branch}") for row, branch in ((1, -2), (2, 2))
+        (row, f"not Avro of this schema: byte 0: a union has no branch {branch}") for row, branch in ((1, -2), (2, 2))
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("string", long(20) + "长长长长长长x".encode() + b"x", "长长长长长长xx"),
+        ("long", MIN_LONG, str(-(2**63))),
+        ("int", b"\xff\xff\xff\xff\x0f", str(-(2**31))),
+        ("boolean", b"\1", "true"),
+        (["null", "boolean"], b"\2\0", "false"),
+    ],
+    ids=["text that is not ASCII", "lowest long", "lowest int", "boolean", "boolean in a union"],
+)
+def test_avro_at_its_bounds_is_read(kind: Any, value: bytes, text: str) -> None:
+    decoded = decode(avro(kind, "string"), b"\2\2" + value)
+    assert (decoded.bad, decoded.rows["x"].to_pylist()) == ([], [text])
 
 
 def number(value: int) -> bytes:

@@ -7,6 +7,9 @@ read. Most schemas allow neither, which is known from the schema alone: their re
 The library counts a negative index of an enum or a union from the end, as Python does. So it reads by a copy of the
 schema in which such an index names nothing.
 
+The library takes any byte but 0 for true, and numbers beyond 32 bits for ints, against Avro's specification. In that
+copy, booleans are bytes and ints have a reader of ours.
+
 The library also raises an error for a time or a date that Python's types cannot hold, even in a field that no column
 names. Here such a number stays a number. The library's readers of logical types belong to the process, so schemas get
 names of our own in place of theirs. A time keeps its microseconds: only a timestamp column cuts them off. One in
@@ -18,6 +21,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
@@ -34,6 +38,7 @@ from joinery_runtime.formats.records import read_varint
 
 DEEPEST = 100
 """How deep records, arrays and maps may be nested."""
+_SHOWN_FIELDS = 5  # of a path in a message
 _DEEPEST_TEXT = 500  # objects and arrays in a schema's text
 _VALUES = 10_000  # that any record may have
 _VALUES_PER_BYTE = 16  # that a longer record may have; a union and its null are two values of one byte
@@ -65,6 +70,21 @@ def schema_document(text: str) -> Any:
 class OutOfBounds(Exception):
     """A record is over a limit, or no record of its schema. The text says why."""
 
+    def __init__(self, text: str, at: int | None = None) -> None:
+        """`at` is the byte of the record at which the fault is."""
+        super().__init__(text)
+        self._text, self._at, self._path = text, at, list[str]()
+
+    def inside(self, field: str) -> None:
+        """Note that the fault is in this field. Inner fields come first."""
+        self._path.insert(0, field)
+
+    def __str__(self) -> str:
+        path = [*self._path[:_SHOWN_FIELDS], "..."] if len(self._path) > _SHOWN_FIELDS else self._path
+        places = [f"field {'.'.join(path)}"] if path else []
+        places += [] if self._at is None else [f"byte {self._at}"]
+        return f"{', '.join(places)}: {self._text}" if places else self._text
+
 
 def check(record: bytes, start: int, schema: Any) -> Any:
     """Return the schema by which the library has to read the record. Raise OutOfBounds if reading the record by
@@ -83,13 +103,43 @@ def check(record: bytes, start: int, schema: Any) -> Any:
             is_risky = False
         # The library parses a union again for each record, and drops what is special about it.
         is_guarded = isinstance(schema, dict) and _rejects_negative_indexes()
-        is_risky |= judge.indexes and not is_guarded
+        is_risky |= judge.guarded and not is_guarded
         judged = schema, _guarded(schema, {}) if is_guarded else schema, named if is_risky else None
         _judged[id(schema)] = judged
     _, readable, named_types = judged
-    if named_types is not None:
-        _Walk(record, start, named_types).value(schema, 0)
+    if named_types is not None or _may_have_long_number(record):
+        walk(record, start, schema)
     return readable
+
+
+def walk(record: bytes, start: int, schema: Any) -> None:
+    """Go through the record by its schema alone. Raises OutOfBounds at the first fault, with its place."""
+    judged = _judged.get(id(schema))
+    named = judged[2] if judged is not None and judged[2] is not None else named_schemas(schema)
+    _Walk(record, start, named).value(schema, 0)
+
+
+_CONTINUED = bytes(byte >> 7 for byte in range(256))
+"""Maps bytes to 1 if a number continues behind them, and to 0 if not."""
+_NINE = bytes([1] * 9)
+_LONG_NUMBER = re.compile(rb"([\x80-\xff]{9,})([\x00-\x7f]?)")
+
+
+def _may_have_long_number(record: bytes) -> bool:
+    """Return whether a number of the record may have more than 64 bits, of which the library would take the lowest."""
+    if _NINE not in record.translate(_CONTINUED):
+        return False
+    return not all(
+        (len(run) == 9 and last in (b"\0", b"\1")) or _is_text(run) for run, last in _LONG_NUMBER.findall(record)
+    )
+
+
+def _is_text(run: bytes) -> bool:
+    try:
+        run.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _ByIndex(dict[int, Any]):
@@ -117,12 +167,15 @@ def _guarded(node: Any, copies: dict[int, Any]) -> Any:
     those of its parts, by the id() of the original: a record may contain itself."""
     if isinstance(node, list):
         return _branches([_guarded(branch, copies) for branch in node])
+    kind = node.get("type") if isinstance(node, dict) else node
+    if isinstance(kind, str) and kind in _CHECKED and not (isinstance(node, dict) and "logicalType" in node):
+        return _CHECKED[kind]
     if not isinstance(node, dict):
         return node
     if id(node) not in copies:
         copy = copies[id(node)] = dict(node)
         for key in ("type", "items", "values"):
-            if key in node:
+            if key in node and (key != "type" or not isinstance(kind, str)):
                 copy[key] = _guarded(node[key], copies)
         if "fields" in node:
             copy["fields"] = [{**field, "type": _guarded(field["type"], copies)} for field in node["fields"]]
@@ -133,6 +186,11 @@ def _guarded(node: Any, copies: dict[int, Any]) -> Any:
     return copies[id(node)]
 
 
+_PREFIX = "joinery-"
+_CHECKED = {
+    "boolean": {"type": "fixed", "name": "joinery.boolean", "size": 1, "logicalType": f"{_PREFIX}boolean"},
+    "int": {"type": "int", "logicalType": f"{_PREFIX}int"},
+}
 _NAMED = "__named_schemas"
 
 
@@ -156,24 +214,25 @@ class _Judge:
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named, self._surplus = named, dict[str, float]()
         self.risky = False  # whether an array or a map may have a surplus with each item, or there is a cycle
-        self.indexes = False  # whether there is an enum or a union
+        self.guarded = False  # whether there is an enum, a union, a boolean or an int
 
     def surplus_of(self, node: Any, inside: tuple[str, ...]) -> float:
         """Return the most values that a value is made of, less the values that its bytes allow. It is a part of the
         records that are named `inside`. Raises KeyError if a name is not defined."""
         if isinstance(node, list):
-            self.indexes = True
+            self.guarded = True
             branches = [self.surplus_of(branch, inside) for branch in node]
             return 1 - _VALUES_PER_BYTE + max(branches, default=0)
         kind = node["type"] if isinstance(node, dict) else node
         if isinstance(kind, dict | list):
             return self.surplus_of(kind, inside)
         if kind in ("enum", "fixed"):
-            self.indexes |= kind == "enum"
+            self.guarded |= kind == "enum"
             width = int(node["size"]) if kind == "fixed" else _WIDTHS[kind]
             self._surplus[node["name"]] = 1 - _VALUES_PER_BYTE * width
             return self._surplus[node["name"]]
         if kind in _WIDTHS:
+            self.guarded |= kind in _CHECKED
             return 1 - _VALUES_PER_BYTE * _WIDTHS[kind]
         if kind in ("array", "map"):
             item = self.surplus_of(node["items" if kind == "array" else "values"], inside)
@@ -220,46 +279,70 @@ class _Walk:
             self._count_items(schema, kind, depth)
         elif kind in ("record", "error"):
             for field in schema["fields"]:
-                self.value(field["type"], depth + 1)
+                try:
+                    self.value(field["type"], depth + 1)
+                except OutOfBounds as fault:
+                    fault.inside(field["name"])
+                    raise
         elif kind == "enum":
             self._read_index(len(schema["symbols"]), "an enum has no symbol")
-        elif kind in ("int", "long"):
-            self._read_number()
-        elif kind in ("bytes", "string"):
-            self._skip_bytes(self._read_number())
-        elif kind == "fixed" or kind in _WIDTHS:
-            self._skip_bytes(int(schema["size"]) if kind == "fixed" else _WIDTHS[kind])
+        elif kind == "fixed":
+            self._skip_bytes(int(schema["size"]))
+        elif kind in _WIDTHS:
+            self._primitive(kind)
         else:
             self.value(self._named[kind], depth)
+
+    def _primitive(self, kind: str) -> None:
+        start = self._at
+        if kind in ("int", "long"):
+            number = self._read_number()
+            if kind == "int" and not -(2**31) <= number < 2**31:
+                raise OutOfBounds(f"an int has 32 bits, and this is {number}", start)
+        elif kind in ("bytes", "string"):
+            self._skip_bytes(self._read_length("bytes" if kind == "bytes" else "a string"))
+        else:
+            if kind == "boolean" and self._record[start : start + 1] > b"\1":
+                raise OutOfBounds(f"a boolean is 0 or 1, and this is {self._record[start]}", start)
+            self._skip_bytes(_WIDTHS[kind])
 
     def _count_items(self, schema: Mapping[str, Any], kind: str, depth: int) -> None:
         while (count := self._read_number()) != 0:
             if count < 0:  # the block's length follows
                 count = -count
-                self._read_number()
+                self._read_length("a block")
             if count > self._left:
                 raise OutOfBounds(f"it has a block of {count:,} items in {len(self._record):,} bytes")
             for _ in range(count):
                 if kind == "map":
-                    self._skip_bytes(self._read_number())
+                    self._skip_bytes(self._read_length("a key"))
                 self.value(schema["items" if kind == "array" else "values"], depth + 1)
 
     def _read_index(self, count: int, words: str) -> int:
-        index = self._read_number()
+        start, index = self._at, self._read_number()
         if not 0 <= index < count:
-            raise OutOfBounds(f"{words} {index}")
+            raise OutOfBounds(f"{words} {index}", start)
         return index
 
+    def _read_length(self, words: str) -> int:
+        start, size = self._at, self._read_number()
+        if size < 0:
+            raise OutOfBounds(f"the length of {words} is {size}", start)
+        return size
+
     def _skip_bytes(self, size: int) -> None:
-        if size < 0 or self._at + size > len(self._record):
-            raise OutOfBounds("it ends too early")
+        if self._at + size > len(self._record):
+            raise OutOfBounds(f"{size:,} bytes are expected, and the record ends after {len(self._record):,}", self._at)
         self._at += size
 
     def _read_number(self) -> int:
+        start = self._at
         try:
-            number, self._at = read_varint(self._record, self._at)
+            number, self._at = read_varint(self._record, start)
         except ValueError as error:
-            raise OutOfBounds(str(error)) from error
+            raise OutOfBounds(str(error), start) from error
+        if number >= 2**64:
+            raise OutOfBounds("a number has more than 64 bits", start)
         return number >> 1 ^ -(number & 1)
 
 
@@ -271,7 +354,6 @@ def _read_decimal(data: Any, written: dict[Any, Any] | None = None, _: dict[Any,
 LOGICAL_READERS["bytes-decimal"] = LOGICAL_READERS["fixed-decimal"] = _read_decimal
 
 
-_PREFIX = "joinery-"
 _EPOCH, _LOCAL_EPOCH = datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 1)
 _DAY = timedelta(days=1)
 _US = {"millis": 1_000, "micros": 1}
@@ -332,7 +414,21 @@ def _clock_reader(unit: str) -> Callable[..., Any]:
     return _or_number(read_clock)
 
 
+def _read_boolean(data: bytes, *_schemas: Any) -> bool:
+    if data > b"\1":
+        raise OutOfBounds(f"a boolean is 0 or 1, and this is {data[0]}")
+    return data == b"\1"
+
+
+def _read_int(number: int, *_schemas: Any) -> int:
+    if not -(2**31) <= number < 2**31:
+        raise OutOfBounds(f"an int has 32 bits, and this is {number}")
+    return number
+
+
 _READERS: dict[str, Callable[..., Any]] = {
+    f"fixed-{_PREFIX}boolean": _read_boolean,
+    f"int-{_PREFIX}int": _read_int,
     f"int-{_PREFIX}date": _or_number(lambda number: date(1970, 1, 1) + timedelta(days=number)),
     f"int-{_PREFIX}time-millis": _clock_reader("millis"),
     f"long-{_PREFIX}time-micros": _clock_reader("micros"),
