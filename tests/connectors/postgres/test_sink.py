@@ -325,6 +325,36 @@ def test_a_constraint_of_the_table_is_named(connection, make, table) -> None:
         commit(connection, sink, 1, receipt)
 
 
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ("k bigint, v text NOT NULL", r"null value in column \"v\" .* Failing row contains \(2, null\)"),
+        ("k bigint CHECK (k < 2), v text", r"violates check constraint .* Failing row contains \(2, null\)"),
+        ("k bigint REFERENCES others, v text", r"Key \(k\)=\(2\) is not present in table \"others\""),
+        ("k bigint REFERENCES others DEFERRABLE INITIALLY DEFERRED, v text", r"Key \(k\)=\(2\) is not present"),
+        ("k bigint, v text, EXCLUDE USING gist (int4range(1, 5) WITH &&)", "violates exclusion constraint"),
+    ],
+)
+def test_a_row_that_a_constraint_rejects_ends_the_job_and_is_named(
+    connection, make, table, external, columns, says
+) -> None:
+    connection.execute("CREATE TABLE IF NOT EXISTS others (k bigint PRIMARY KEY); TRUNCATE others CASCADE")
+    connection.execute("INSERT INTO others VALUES (1)")
+    connection.execute(f"CREATE TABLE {table} ({columns})")
+    sink = make(PAIR)
+    receipt = sink.writer().write(attempt(), pairs((1, "a"), (2, None)))
+    outcome = "the epoch is committed, and its rows stay staged" if external else "nothing of the epoch was committed"
+    with pytest.raises(SinkError, match=f"{table} rejects the rows of epoch 1: .*{says}.*{outcome}"):
+        commit(connection, sink, 1, receipt)
+    assert content(connection, table) == []
+
+
+def test_a_column_that_postgres_computes_is_none_of_the_outputs(connection, make, table) -> None:
+    connection.execute(f"CREATE TABLE {table} (k bigint GENERATED ALWAYS AS IDENTITY, v text)")
+    with pytest.raises(SinkError, match="column k is GENERATED ALWAYS, so it takes no value of the output"):
+        make(PAIR)
+
+
 def test_a_key_longer_than_an_index_takes_is_refused_for_good(connection, make, table) -> None:
     """And not waited for, as psycopg's class for it says: no next try is any better."""
     long = "".join(random.Random(1).choices(string.ascii_letters, k=5_000))  # Postgres compresses what repeats

@@ -20,7 +20,14 @@ from psycopg import sql
 
 from joinery_runtime.connectors.postgres.client import CATALOG_ONLY, connect
 from joinery_runtime.connectors.postgres.merge import NAMED, StagingMerge
-from joinery_runtime.connectors.postgres.sink import PostgresSink, PostgresWriter, Staging, connections, problem_of
+from joinery_runtime.connectors.postgres.sink import (
+    PostgresSink,
+    PostgresWriter,
+    Staging,
+    connections,
+    problem_of,
+    rejected_rows,
+)
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt
 from joinery_runtime.errors import SinkError
@@ -108,8 +115,11 @@ class ExternalPostgresSink(PostgresSink):
             if self._elsewhere is not None:
                 return
             self.target = self.target.with_schema(connection)
-            with connection.transaction():
-                self._move_once(connection, table, epoch, named)
+            try:
+                with connection.transaction():
+                    self._move_once(connection, table, epoch, named)
+            except psycopg.IntegrityError as error:
+                raise rejected_rows(self.target.name, epoch, error, external=True) from error
         self._empty_if_large(table)
 
     def _move_once(

@@ -61,7 +61,8 @@ class StagingMerge:
             for nulls in connection.execute(self._null_keys_query(staging, self.target.retracted), attempts).fetchall():
                 connection.execute(self._delete_query(staging, self.target.retracted, nulls), attempts)
         connection.execute(self._insert_query(staging), attempts)
-        connection.execute(OWN_PATH)
+        # A deferred constraint is checked here, where an error names the table, and not at the commit.
+        connection.execute(f"SET CONSTRAINTS ALL IMMEDIATE; {OWN_PATH}")
 
     def _insert_query(self, staging: sql.Identifier) -> sql.Composed:
         table, key = self.target.columns(self.schema), self.target.upsert_key

@@ -146,7 +146,7 @@ class PostgresSink(NamesNoStore):
                 self.target = self.target.with_schema(connection)
                 StagingMerge(self.target, self._schema).run(connection, self._staging.table(epoch), attempts)
         except psycopg.Error as error:
-            problem = problem_of(f"The output table {self.target.name} rejects the rows of epoch {epoch}", error)
+            problem = rejected_rows(self.target.name, epoch, error)
             if isinstance(problem, StoreUnavailable):
                 raise  # the store's own connection: the store judges what became of it
             raise problem from error
@@ -311,6 +311,33 @@ def _encode_csv(attempt: str, rows: pa.RecordBatch, first: int) -> bytes:
 
 
 REPLACEMENT = "\ufffd".encode()
+
+
+_CONSTRAINTS = {
+    "23502": "Have the job emit a value (COALESCE in select) or leave such rows out (filter, having), or let the "
+    "column be NULL: ALTER TABLE ... ALTER COLUMN ... DROP NOT NULL",
+    "23503": "Insert the row that it refers to, or drop the foreign key",
+    "23505": "Name the columns of this unique index in upsertKey, so that a row replaces the one before, or drop the "
+    "index",
+    "23514": "Leave such rows out (where, filter, having), or alter the constraint or the partitions of the table",
+    "23P01": "Leave such rows out (where, filter, having), or alter the constraint",
+}
+"""By SQLSTATE, what to do about rows that violate a constraint."""
+
+
+def rejected_rows(
+    table: str, epoch: int, error: psycopg.Error, *, external: bool = False
+) -> SinkError | StoreUnavailable:
+    """Turn an error while rows move into the table into ours. Postgres' own words name the column or the constraint,
+    and the row."""
+    summary = f"The output table {table} rejects the rows of epoch {epoch}"
+    todo = _CONSTRAINTS.get(error.sqlstate or "")
+    if todo is None:
+        return problem_of(summary, error, external=external)
+    outcome = "the epoch is committed, and its rows stay staged" if external else "nothing of the epoch was committed"
+    then = "moves these rows" if external else "runs the epoch again"
+    facts = f"{' '.join(str(error).split())}; {outcome}"
+    return SinkError(summary, facts=facts, todo=f"{todo}. The next start {then}")
 
 
 def problem_of(summary: str, error: psycopg.Error, *, external: bool = False) -> SinkError | StoreUnavailable:

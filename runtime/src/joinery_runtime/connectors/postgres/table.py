@@ -65,6 +65,7 @@ class TableColumn:
 
     type: str
     required: bool  # NOT NULL, and nothing fills it by default
+    computed: bool = False  # Postgres computes each value itself, and takes none
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +233,12 @@ def columns_of(connection: psycopg.Connection[Any], table: sql.Identifier) -> di
     rows = connection.execute(
         # A role with quote_all_identifiers gets "text" in quotes.
         "SELECT attname, pg_catalog.btrim(pg_catalog.format_type(atttypid, atttypmod), '\"'), "
-        "attnotnull AND NOT atthasdef AND attidentity = '' FROM pg_catalog.pg_attribute "
+        "attnotnull AND NOT atthasdef AND attidentity = '', attidentity = 'a' OR attgenerated <> '' "
+        "FROM pg_catalog.pg_attribute "
         "WHERE attrelid = pg_catalog.to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         (table.as_string(connection),),
     )
-    return {name: TableColumn(kind, required) for name, kind, required in rows}
+    return {name: TableColumn(*column) for name, *column in rows}
 
 
 def column_type(field: pa.Field, nested: Collection[str] = ()) -> str:
@@ -262,7 +264,12 @@ def find_misfits(existing: Mapping[str, TableColumn], schema: pa.Schema, nested:
         for name, column in existing.items()
         if column.required and name not in types
     ]
-    return other + unfilled
+    computed = [
+        f"column {name} is GENERATED ALWAYS, so it takes no value of the output"
+        for name, column in existing.items()
+        if column.computed and name in types
+    ]
+    return other + unfilled + computed
 
 
 def _type_fits(existing: str, needed: str) -> bool:
