@@ -73,6 +73,32 @@ def test_another_installations_operator_does_not_hide_that_one_is_down(chart: Ch
     assert fired_alerts(rules, HEALTHY | others | replaced, 60) == []
 
 
+def test_errors_of_another_installations_operator_are_not_this_ones(chart: Chart, tmp_path: Path) -> None:
+    rules = tmp_path / "alerts.yaml"
+    rules.write_text(yaml.safe_dump(chart.render({"metrics.alerts.enabled": True}).of("PrometheusRule")[0]["spec"]))
+
+    def failing(namespace: str, pod: str) -> dict[str, str]:
+        labels = f'namespace="{namespace}",pod="{pod}"'
+        return {
+            f'joinery_operator_reconciles_total{{{labels},kind="StreamJoin",outcome="error"}}': "0+1x180",
+            f"joinery_operator_audit_failures_total{{{labels}}}": "0+1x180",
+            f'joinery_operator_namespace_left_out{{{labels},left_out="shop"}}': "1x180",
+        }
+
+    healthy = {f'joinery_operator_healthy{{namespace="{NAMESPACE}",pod="joinery-operator-7f9c-x2v4q"}}': "1x180"}
+    others = failing("joinery-blue", "joinery-operator-6d5f-b7k2p") | failing(NAMESPACE, "blue-operator-6d5f-b7k2p")
+    assert fired_alerts(rules, HEALTHY | healthy | others, 60) == []
+    own = failing(NAMESPACE, "joinery-operator-7f9c-x2v4q")
+    alerts = fired_alerts(rules, HEALTHY | healthy | others | own, 60)
+    assert {alert.alert for alert in alerts} == {
+        "JoineryOperatorFails",
+        "JoineryOperatorBlind",
+        "JoineryNamespaceLeftOut",
+    }
+    named = {(alert.labels["namespace"], alert.labels["deployment"], alert.labels["severity"]) for alert in alerts}
+    assert named == {(NAMESPACE, "joinery-operator", "warning")}
+
+
 def test_an_operator_that_cannot_act_or_see_is_told() -> None:
     errors = {'joinery_operator_reconciles_total{kind="StreamJoin",outcome="error"}': "0+1x180"}
     assert alerts_of(errors).keys() == {"JoineryOperatorFails"}

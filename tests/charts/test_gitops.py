@@ -87,7 +87,8 @@ def test_argocd_calls_every_object_of_the_chart_in_sync(
     }
     objects = [_moved(target, api_namespace) for target in chart.render(values).objects]
     targets = [target for target in objects if "helm.sh/hook" not in target["metadata"].get("annotations", {})]
-    assert {"CustomResourceDefinition", "Deployment", "Role", "NetworkPolicy"} <= {target["kind"] for target in targets}
+    kinds = {target["kind"] for target in targets}
+    assert {"CustomResourceDefinition", "Deployment", "PodDisruptionBudget", "Role", "NetworkPolicy"} <= kinds
     pairs = []
     for target in targets:
         kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(target))

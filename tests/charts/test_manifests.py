@@ -46,11 +46,12 @@ TABLE: dict[str, dict[str, Any]] = {
         "operator.podLabels": {"team": "data"},
         "operator.podAnnotations": {"note": "x"},
     },
+    "replicas": {**ALL_ON, "operator.replicas": 2},
     "labelled": {**ALL_ON, "commonLabels": {"team": "data", "cost": "1"}, "operator.podLabels": {"team": "streams"}},
 }
 BUILT_IN = {
     "admissionregistration.k8s.io", "apiextensions.k8s.io", "apps", "networking.k8s.io", "rbac.authorization.k8s.io",
-    "monitoring.coreos.com",
+    "monitoring.coreos.com", "policy",
 }  # fmt: skip
 CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
 
@@ -234,6 +235,19 @@ def test_replicas_share_a_lease(chart: Chart) -> None:
     own = {"nodeAffinity": {}}
     chosen = chart.render({"operator.replicas": 2, "operator.affinity": own}).one("Deployment", "joinery-operator")
     assert chosen["spec"]["template"]["spec"]["affinity"] == own
+
+
+def test_a_drain_evicts_one_replica_at_a_time_and_is_not_stopped_by_an_only_one(chart: Chart) -> None:
+    budget, name = "operator.podDisruptionBudget", "joinery-operator"
+    rendered = chart.render({"operator.replicas": 2})
+    spec = rendered.one("PodDisruptionBudget", name)["spec"]
+    labels = rendered.one("Deployment", name)["spec"]["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+    assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    share = chart.render({"operator.replicas": 4, f"{budget}.maxUnavailable": "50%"}).one("PodDisruptionBudget", name)
+    assert share["spec"]["maxUnavailable"] == "50%"
+    for values in ({}, {"operator.replicas": 2, f"{budget}.enabled": False}):
+        assert ("PodDisruptionBudget", name) not in chart.render(values).by_name
 
 
 def test_which_jobs_an_operator_works_on(chart: Chart) -> None:

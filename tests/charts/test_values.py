@@ -32,6 +32,8 @@ def test_the_chart_is_well_made(chart: Chart) -> None:
         ({"watch.namespaces": ["Not_A_Namespace"]}, "namespaces"),
         ({"watch.namespaces": ["jobs", "jobs"]}, "namespaces"),
         ({"operator.replicas": 0}, "replicas"),
+        ({"operator.podDisruptionBudget.maxUnavailable": 0}, "maxUnavailable"),
+        ({"operator.podDisruptionBudget": {"minAvailable": 1}}, "minAvailable"),
         ({"watch.class": "blue green"}, "class"),
         ({"operator.settings": {"pollSeconds": 0}}, "pollSeconds"),
         ({"operator.settings": {"stopGraceSeconds": 1.5}}, "stopGraceSeconds"),
