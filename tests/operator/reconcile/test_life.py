@@ -543,13 +543,24 @@ def test_a_driver_that_was_never_ready_does_not_tell_whether_its_node_is_lost(
     cluster.pass_time(30)
     cluster.dead.add(FIRST)
     getattr(cluster, happens)(FIRST)
-    for expected in (120, 300):  # until it should have gone, and until it is stuck
+    for expected in (120, 30):  # until a kubelet that answers has ended it, and until that is overdue
         decision = cluster.step()
         assert decision.again_after == expected
         assert list(cluster.pods) == [FIRST]
         cluster.pass_time(decision.again_after)
     cluster.step()
     assert "orders-driver-2" in cluster.pods
+
+
+def test_a_driver_that_was_never_ready_is_replaced_within_four_minutes_of_the_loss(cluster: SimulatedCluster) -> None:
+    cluster.step()
+    cluster.run(FIRST)
+    lost_at = cluster.now
+    cluster.lose_node(FIRST)
+    while "orders-driver-2" not in cluster.pods:
+        after = cluster.step().again_after
+        cluster.pass_time(0 if "orders-driver-2" in cluster.pods else after or 1)
+    assert cluster.now - lost_at <= timedelta(seconds=50 + 20 + 120 + 30)
 
 
 def test_a_driver_on_a_tainted_node_that_answers_finishes_its_epoch(running: SimulatedCluster) -> None:

@@ -186,9 +186,10 @@ def _moments_of_pods(ctx: ReconcileContext) -> Iterator[datetime]:
         # No watch reports these pods to this job, because they are not its children.
         yield ctx.now + timedelta(seconds=settings.poll_seconds)
     for pod in (*ctx.drivers.values(), *other_pods):
-        if pod.deletion_time is not None and pod.ended_at is None:
+        stuck_at = pod.stuck_at(settings.stuck_seconds)
+        if pod.deletion_time is not None and stuck_at is not None and pod.ended_at is None:
             yield pod.deletion_time
-            yield pod.deletion_time + timedelta(seconds=settings.stuck_seconds)
+            yield stuck_at
         if not pod.started:
             yield pod.created_at + timedelta(seconds=ctx.deadline_seconds)
     for pod in ctx.drivers.values():

@@ -158,8 +158,11 @@ def _held_phase(ctx: ReconcileContext, status: Status) -> JobPhase:
 def _overdue_pod_fault(ctx: ReconcileContext) -> Fault | None:
     """Return the fault of a driver pod that should have been gone by now, if there is one."""
     for pod in (*ctx.drivers.values(), *ctx.orphaned_drivers.values()):
-        if pod.deletion_time is not None and pod.ended_at is None and ctx.now > pod.deletion_time:
-            limit = f"{ctx.settings.stuck_seconds:g} s"
+        stuck_at = pod.stuck_at(ctx.settings.stuck_seconds)
+        if pod.deletion_time is None or stuck_at is None or pod.ended_at is not None:
+            continue
+        if ctx.now > pod.deletion_time:
+            limit = f"{(stuck_at - pod.deletion_time).total_seconds():g} s"
             return Fault(
                 "DriverStuck",
                 f"pod {pod.name} should have been gone at {pod.deletion_time:%H:%M:%S} UTC; the next one starts "

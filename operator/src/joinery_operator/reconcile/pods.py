@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,6 +27,9 @@ _NORMAL_WAITS = {"ContainerCreating", "PodInitializing", ""}
 # The values of `status.reason` that a kubelet or the control plane sets when it evicts or ends a pod.
 _DISRUPTIONS = {"Evicted", "NodeShutdown", "Terminated", "Shutdown", "NodeLost", "Preempting", "NodeAffinity"}
 _BY_TAINT = "DeletionByTaintManager"
+EVICTED_SECONDS = 30.0
+"""How long after `deletionTimestamp` a pod may exist that was deleted because of a taint: a kubelet that answers has
+ended its containers by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,17 @@ class PodObservation:
     def is_stuck(self, now: datetime, seconds: float) -> bool:
         """Return whether the pod is being deleted and nothing ends it: its node does not answer, or the pod should have
         been deleted for this long already."""
-        if self.deletion_time is None:
-            return False
         is_unreachable = self.disruption is not None and self.disruption.reason == NODE_UNREACHABLE
-        return is_unreachable or (now - self.deletion_time).total_seconds() >= seconds
+        stuck_at = self.stuck_at(seconds)
+        return stuck_at is not None and (is_unreachable or now >= stuck_at)
+
+    def stuck_at(self, seconds: float) -> datetime | None:
+        """Return when the pod, if it is being deleted, counts as one that nothing ends: `seconds` after its
+        `deletionTimestamp`, or EVICTED_SECONDS if its node is tainted and may be lost."""
+        if self.deletion_time is None:
+            return None
+        is_evicted = self.disruption is not None and self.disruption.reason == _BY_TAINT
+        return self.deletion_time + timedelta(seconds=min(seconds, EVICTED_SECONDS) if is_evicted else seconds)
 
 
 def observe_pod(pod: Manifest) -> PodObservation:

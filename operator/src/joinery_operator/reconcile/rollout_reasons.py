@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.driver import restoring_revision
 from joinery_operator.reconcile.pods import PodObservation
@@ -68,10 +66,10 @@ def waiting_reason(ctx: ReconcileContext, status: Status) -> str:
 def _active_pod_text(ctx: ReconcileContext, pod: PodObservation) -> str:
     if ctx.is_inactive(pod):
         return ""
-    if pod.deletion_time is None:
+    stuck_at = pod.stuck_at(ctx.settings.stuck_seconds)
+    if stuck_at is None:
         return f"pod {pod.name} is not being deleted yet"
-    given_up = pod.deletion_time + timedelta(seconds=ctx.settings.stuck_seconds)
-    return f"pod {pod.name} is taken for dead at {given_up:%H:%M:%S} UTC, and then the rollout continues"
+    return f"pod {pod.name} is taken for dead at {stuck_at:%H:%M:%S} UTC, and then the rollout continues"
 
 
 def _restore_problem(ctx: ReconcileContext, status: Status, rollout: Rollout) -> str:

@@ -132,13 +132,21 @@ def _reconcile_deleted(observed: ObservedSavepoint, status: SavepointState) -> D
         stuck = observed.settings.stuck_seconds
         stop = _delete(making, grace_seconds=0 if making.is_stuck(observed.now, stuck) else None)
         message = "the pod that pins ends first"
-        return _decision(observed, status, "Deleting", "Stopping", message, (stop,), again_after=stuck)
+        return _decision(
+            observed, status, "Deleting", "Stopping", message, (stop,), again_after=_until_stuck(observed, making)
+        )
     done = _pods(observed).get(_name(observed, delete=True))
     if done is not None and done.succeeded:
         return Decision(None, (release,))
     if observed.namespace_ends and (done is None or done.ended_at is not None):
         return _release(observed, status)
     return _run_pod(observed, status, delete=True)
+
+
+def _until_stuck(observed: ObservedSavepoint, pod: PodObservation) -> float:
+    """Return the seconds after which a pod that ends may count as one that nothing ends."""
+    stuck_at = pod.stuck_at(observed.settings.stuck_seconds)
+    return observed.settings.stuck_seconds if stuck_at is None else max(0.0, (stuck_at - observed.now).total_seconds())
 
 
 def _release(observed: ObservedSavepoint, status: SavepointState) -> Decision:
@@ -177,7 +185,7 @@ def _run_pod(observed: ObservedSavepoint, status: SavepointState, *, delete: boo
             # A pod that has not started waits for ever for the ConfigMap that went with the job.
             return _decision(observed, status, phase, revision.reason, revision.message, (_delete(pod),))
         fault = pod.fault or Fault("Running", "its pod starts or runs")
-        again_after = stuck if pod.deletion_time and not actions else None
+        again_after = _until_stuck(observed, pod) if pod.deletion_time and not actions else None
         return _decision(observed, status, phase, fault.reason, fault.message, actions, again_after=again_after)
     if (savepoint := pod.savepoint) is not None and pod.succeeded and not delete:
         status = SavepointState(epoch=savepoint.epoch, time=savepoint.time, rows=savepoint.rows, bytes=savepoint.bytes)
