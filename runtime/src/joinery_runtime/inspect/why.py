@@ -384,6 +384,10 @@ class _Comparison:
         self.waiting_times: dict[RecordPosition, Mapping[str, Sequence[int]]] = {}
         self.joined_rows = JoinedRows(pipeline, {key.step: key.hash for key in keys})
         self._keys = keys
+        # By which rule something cannot be computed; T10 lists those of jobs that have several.
+        is_aggregate = len(pipeline.steps) == 1 and description_of(pipeline.last).merges_rows
+        has_joins_only = all(len(step.sides) > 1 for step in pipeline.steps)
+        self._failure_rule = RULES["failed"] if has_joins_only else "g11" if is_aggregate else "t10"
         self._job, self._pipeline, self._stored, self._future = job, pipeline, stored, future
         # Records that are too far ahead were already found, among all records of the ranges.
         self._plans = {plan.epoch: replace(plan, max_future={}) for plan in plans}
@@ -445,14 +449,6 @@ class _Comparison:
                 judged, _ = self._drop_reason(position, epoch, self._run_without(position)[0])
             self._reasons[position] = judged
         return self._reasons[position]
-
-    @property
-    def _failure_rule(self) -> str:
-        """The rule by which something could not be computed. T10 lists those of jobs that have several."""
-        steps = self._pipeline.steps
-        if all(len(step.sides) > 1 for step in steps):
-            return RULES["failed"]
-        return "g11" if len(steps) == 1 and description_of(steps[0]).merges_rows else "t10"
 
     def _rows_with(self, record: FoundRecord) -> Rows:
         """Return the rows that the record is part of: sessions by their time, joined rows by the places of their

@@ -30,7 +30,7 @@ from joinery_runtime.formats.connect_types import (
     variable_decimal,
 )
 from joinery_runtime.formats.records import FRAME
-from joinery_runtime.formats.registry.avro_bounds import Nanos, OutOfBounds, check, schema_document, walk
+from joinery_runtime.formats.registry.avro_bounds import Nanos, OutOfBounds, check, first_fault, schema_document
 from joinery_runtime.formats.registry.schemas import AvroSchema, Schemas, UnknownSchema, schema_number
 from joinery_runtime.formats.row_decoder import RejectedRecord, RowDecoder, value_at
 from joinery_runtime.job.model.inputs import Column, Input
@@ -129,19 +129,12 @@ def read_record(record: bytes, start: int, written: AvroSchema) -> Any:
     except (MemoryError, OSError):  # which may be the machine's
         raise
     except Exception as error:  # bytes that are not Avro can raise any error
-        raise RejectedRecord(f"not Avro of this schema: {_fault(record, start, written, error)}"[:200]) from error
+        words = str(error) if isinstance(error, OutOfBounds) else f"{type(error).__name__}: {error}"
+        reason = first_fault(record, start, written) or words
+        raise RejectedRecord(f"not Avro of this schema: {reason}"[:200]) from error
     if source.tell() != len(record):
         raise RejectedRecord(f"not Avro of this schema: {len(record) - source.tell()} bytes are left over")
     return value
-
-
-def _fault(record: bytes, start: int, written: AvroSchema, error: Exception) -> str:
-    """Return what is wrong with a record that cannot be read, with the field and the byte if they are known."""
-    try:
-        walk(record, start, written)
-    except OutOfBounds as fault:
-        return str(fault)
-    return str(error) if isinstance(error, OutOfBounds) else f"{type(error).__name__}: {error}"
 
 
 def written_with(model: Input) -> Schemas | AvroSchema:

@@ -81,9 +81,9 @@ class OutOfBounds(Exception):
 
     def __str__(self) -> str:
         path = [*self._path[:_SHOWN_FIELDS], "..."] if len(self._path) > _SHOWN_FIELDS else self._path
-        places = [f"field {'.'.join(path)}"] if path else []
-        places += [] if self._at is None else [f"byte {self._at}"]
-        return f"{', '.join(places)}: {self._text}" if places else self._text
+        field = f"field {'.'.join(path)}" if path else ""
+        position = ", ".join(filter(None, [field, "" if self._at is None else f"byte {self._at}"]))
+        return f"{position}: {self._text}" if position else self._text
 
 
 def check(record: bytes, start: int, schema: Any) -> Any:
@@ -107,39 +107,29 @@ def check(record: bytes, start: int, schema: Any) -> Any:
         judged = schema, _guarded(schema, {}) if is_guarded else schema, named if is_risky else None
         _judged[id(schema)] = judged
     _, readable, named_types = judged
-    if named_types is not None or _may_have_long_number(record):
-        walk(record, start, schema)
+    # The library would take the lowest bits of a number of more than 64. Text that is not ASCII has bytes as those.
+    if named_types is None and _NINE in record.translate(_CONTINUED):
+        runs = _LONG_NUMBER.findall(record)
+        if any((len(run) > 9 or end > b"\1") and run.decode(errors="ignore").encode() != run for run, end in runs):
+            named_types = named_schemas(schema)
+    if named_types is not None:
+        _Walk(record, start, named_types).value(schema, 0)
     return readable
 
 
-def walk(record: bytes, start: int, schema: Any) -> None:
-    """Go through the record by its schema alone. Raises OutOfBounds at the first fault, with its place."""
-    judged = _judged.get(id(schema))
-    named = judged[2] if judged is not None and judged[2] is not None else named_schemas(schema)
-    _Walk(record, start, named).value(schema, 0)
+def first_fault(record: bytes, start: int, schema: Any) -> str | None:
+    """Return what is wrong with the record's bytes, by its schema alone, with the field and the byte; None: nothing."""
+    try:
+        _Walk(record, start, named_schemas(schema)).value(schema, 0)
+    except OutOfBounds as fault:
+        return str(fault)
+    return None
 
 
 _CONTINUED = bytes(byte >> 7 for byte in range(256))
 """Maps bytes to 1 if a number continues behind them, and to 0 if not."""
 _NINE = bytes([1] * 9)
 _LONG_NUMBER = re.compile(rb"([\x80-\xff]{9,})([\x00-\x7f]?)")
-
-
-def _may_have_long_number(record: bytes) -> bool:
-    """Return whether a number of the record may have more than 64 bits, of which the library would take the lowest."""
-    if _NINE not in record.translate(_CONTINUED):
-        return False
-    return not all(
-        (len(run) == 9 and last in (b"\0", b"\1")) or _is_text(run) for run, last in _LONG_NUMBER.findall(record)
-    )
-
-
-def _is_text(run: bytes) -> bool:
-    try:
-        run.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 class _ByIndex(dict[int, Any]):
