@@ -260,7 +260,9 @@ def screen() -> Screen:
 
 
 def test_the_table_shows_rate_total_lag_watermark_and_drops_per_input(screen: Screen) -> None:
-    screen.progress.listener.started(FakeDriver())  # type: ignore[arg-type]
+    driver = FakeDriver()
+    driver.pending = False
+    screen.progress.listener.started(driver)  # type: ignore[arg-type]
     screen.commit(at=102, seconds=2)
     assert screen.table() == {
         "orders": ["1,000", "2,000", "12,345", "2023-11-14 22:13:20.000Z", "late 3, null key 1"],

@@ -55,9 +55,9 @@ spec:
       eventTime: ts
       schema: [{name: k, type: string}, {name: n, type: int64}, {name: ts, type: timestamp}]
   aggregate:
-    groupBy: [k]
+    groupBy: [c.k]
     window: {tumbling: {size: 10ms}}
-    aggregates: [{function: sum, column: n, as: total}]
+    aggregates: [{function: sum, column: c.n, as: total}]
   output: {file: {path: out}}
   deadLetter: {file: {path: dead}}
   stateStore: {memory: {}}
