@@ -54,7 +54,7 @@ class TopOfWindowsJob(WindowedJob):
 
 
 @st.composite
-def top_of_windows_jobs(draw: Any, *, local: bool = False) -> TopOfWindowsJob:
+def top_of_windows_jobs(draw: Any, *, local: bool = False, ranked: bool = False) -> TopOfWindowsJob:
     aggregated = draw(twice_jobs(local=local)) if draw(st.integers(0, 2)) == 0 else draw(_counted(local=local))
     document = aggregated.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     last = aggregated.job.last_aggregation
@@ -86,14 +86,28 @@ def top_of_windows_jobs(draw: Any, *, local: bool = False) -> TopOfWindowsJob:
     if any(call.as_ == "rows" for call in last.aggregates) and draw(st.booleans()):
         functions = draw(st.lists(st.sampled_from(["sum", "avg", "min", "max"]), min_size=1, unique=True))
         totals = [{"function": function, "column": "rows", "as": f"{function}_rows"} for function in functions]
-        document["spec"]["topN"]["totals"] = [*totals, {"function": "count", "as": "many"}]
         document["spec"]["topN"] |= draw(st.sampled_from([{}, {"rows": None}, {"rows": None, "orderBy": None}]))
+        ranks = [{"function": function, "as": f"{function}_of_row"} for function in draw(_RANKS)] if ranked else []
+        own_order = [{"expression": "rows", "direction": "desc"}, {"expression": names[0]}]
+        if ranks and (document["spec"]["topN"]["orderBy"] is None or draw(st.booleans())):
+            ranks = [{**rank, "orderBy": own_order[: draw(st.integers(1, 2))]} for rank in ranks]
+        document["spec"]["topN"]["totals"] = [*totals, {"function": "count", "as": "many"}, *ranks]
         if "max" in functions and draw(st.booleans()):
             document["spec"]["topN"]["having"] = "rows = max_rows AND many > 1"
             having = _has_most_rows
+        elif any(rank["function"] == "rank" for rank in ranks):
+            document["spec"]["topN"]["having"] = "rank_of_row <= 2"
+            having = _is_second_at_least
     job = StreamJoin.model_validate(document)
     of_first = (aggregated.types, aggregated.where, aggregated.computed, aggregated.busy)
     return TopOfWindowsJob(job, *of_first, aggregated.unit, aggregated.start, aggregated=aggregated, having=having)
+
+
+_RANKS = st.lists(st.sampled_from(["rank", "dense_rank", "row_number"]), unique=True)
+
+
+def _is_second_at_least(row: Mapping[str, Any]) -> bool:
+    return row["rank_of_row"] <= 2
 
 
 def _has_most_rows(row: Mapping[str, Any]) -> bool:
@@ -108,6 +122,7 @@ def _counted(draw: Any, *, local: bool) -> WindowedJob:
 
 
 @st.composite
-def top_of_windows_cases(draw: Any, longest: int = 6, *, local: bool = False) -> Case:
-    """As `random_sessions.session_cases`, of top-N behind aggregates; `local`: in windows of a zone."""
-    return draw(histories(draw(top_of_windows_jobs(local=local)), longest))
+def top_of_windows_cases(draw: Any, longest: int = 6, *, local: bool = False, ranked: bool = False) -> Case:
+    """As `random_sessions.session_cases`, of top-N behind aggregates; `local`: in windows of a zone; `ranked`: with
+    ranks among totals."""
+    return draw(histories(draw(top_of_windows_jobs(local=local, ranked=ranked)), longest))

@@ -339,7 +339,7 @@ def totals_of_first_rows(patch: Patch) -> None:
 
     def without_totals(ranked: Any) -> np.ndarray:
         kind = ranked._kind
-        ranked._kind = replace(kind, totals=())
+        ranked._kind = replace(kind, totals=(), ranks=())
         first = real(ranked)
         ranked._kind = kind
         return first

@@ -33,3 +33,9 @@ def test_colliding_hashes_change_nothing(case: Case) -> None:
 @given(case=top_of_windows_cases(local=True))
 def test_windows_of_a_zone_are_told_apart_by_their_ends(case: Case) -> None:
     check_against_oracle(case)
+
+
+@settings(HISTORIES, max_examples=examples(40))
+@given(case=top_of_windows_cases(ranked=True))
+def test_rows_have_ranks(case: Case) -> None:
+    check_against_oracle(case)

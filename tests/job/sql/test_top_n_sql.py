@@ -131,6 +131,7 @@ TOTAL = {"function": "sum", "column": "SUM(amount)", "as": f"SUM(SUM(amount)) {W
 SHARE = {"expression": f'"SUM(amount)" / "{TOTAL["as"]}"', "as": "share"}
 HIGHEST_TOTAL = {"function": "max", "column": "revenue", "as": f"MAX(SUM(amount)) {WINDOW}"}
 NO_ORDER = {"orderBy": None, "rows": None}
+RANK_BY_REVENUE = {"orderBy": [{"expression": "revenue", "direction": "desc"}]}
 SAME_GROUPS: list[tuple[str, dict[str, Any], list[dict[str, str]]]] = [
     (f"{SUMS} QUALIFY {BY_REVENUE} <= 3", {}, OWN),
     (f"{sums_and(BY_REVENUE)} QUALIFY rn <= 3", {}, [*OWN, NUMBER]),
@@ -171,6 +172,18 @@ SAME_GROUPS: list[tuple[str, dict[str, Any], list[dict[str, str]]]] = [
      {"aggregates": [SUM_OF_AMOUNT], "orderBy": [{"expression": '"SUM(amount)"', "direction": "desc"}],
       "totals": [TOTAL], "having_ranked": f"({SHARE['expression']}) > 0.1"},
      [OWN[0], SHARE]),
+    # ranks
+    (f"SELECT currency, RANK() OVER (PARTITION BY window_end ORDER BY SUM(amount) DESC) AS r, {BY_REVENUE} AS rn, "
+     f"SUM(amount) AS revenue FROM orders {GROUPS} QUALIFY r <= 3",
+     {**NO_ORDER, "totals": [{**RANK_BY_REVENUE, "function": "rank", "as": "r"},
+                             {**RANK_BY_REVENUE, "function": "row_number", "as": "rn"}],
+      "having_ranked": "r <= 3"},
+     [OWN[0], {"column": "r"}, {"column": "rn"}, OWN[3]]),
+    (f"SELECT * FROM (SELECT currency, revenue, {BY_REVENUE} AS rn, DENSE_RANK() OVER (PARTITION BY window_end ORDER "
+     f"BY currency) AS d FROM ({SUMS})) WHERE rn BETWEEN 1 AND 3 AND rn >= 2 AND d * 2 > rn",
+     {"totals": [{"function": "dense_rank", "orderBy": [{"expression": "currency"}], "as": "d"}],
+      "having_ranked": "(row_number >= 2) AND (d * 2 > row_number)"},
+     [OWN[0], OWN[3], NUMBER, {"column": "d"}]),
 ]  # fmt: skip
 
 
@@ -243,26 +256,26 @@ BAD_GROUPS: list[tuple[str, str]] = [
     (f"{SUMS} QUALIFY ROW_NUMBER() OVER (PARTITION BY window_end) <= 3", "nothing says which row comes first"),
     (f"{SUMS} QUALIFY {over('amount')} <= 3", "`amount`: is not in GROUP BY, and a group holds many rows"),
     (f"{SUMS} QUALIFY {over('revnue')} <= 3", "no input has a column 'revnue'"),
-    (f"{SUMS} QUALIFY {BY_REVENUE.replace('ROW_NUMBER', 'RANK')} <= 3",
-     "write ROW_NUMBER(), which gives each row its own (rule R2)"),
+    (f"{SUMS} QUALIFY RANK() OVER (PARTITION BY window_end) <= 3", "nothing says which row comes first"),
+    (f"{SUMS} QUALIFY RANK() OVER (ORDER BY revenue) <= 3", "write window_start, window_end into PARTITION BY"),
+    (f"{SUMS} QUALIFY ROW_NUMBER(1) OVER (PARTITION BY window_end ORDER BY revenue) > 3", "takes no argument here"),
+    (f"{SUMS} QUALIFY RANK() OVER (PARTITION BY window_end ORDER BY revenue ROWS 1 PRECEDING) > 3", "has no frame"),
     (f"{SUMS} QUALIFY {over('revenue', 'window_end, UPPER(currency)')} <= 3",
      "write it into GROUP BY as well, or leave it out"),
-    (f"SELECT currency, {over('COUNT(*)')} AS rn\nFROM orders {GROUPS}",
-     "line 1, column 18, `ROW_NUMBER() OVER (PARTITION BY window_start, window_end ORDER BY COUNT(*)) A...`: the "
-     "number says nothing without a condition on it; write QUALIFY rn <= 10, or WHERE rn <= 10 around this SELECT"),
     (f"SELECT currency, SUM(revenue) OVER (PARTITION BY currency) AS t FROM ({SUMS})",
      "a total over all windows would never be complete (rule R9); write window_start, window_end into PARTITION BY"),
     (f"SELECT currency, SUM(revenue) OVER (PARTITION BY window_end ORDER BY revenue) AS t FROM ({SUMS})",
      "write SUM(SUM(amount)) OVER (PARTITION BY window_start, window_end)"),
     (f"SELECT currency, SUM(revenue * 2) {WINDOW} AS t FROM ({SUMS})", "write a SELECT around the one with GROUP BY"),
     (f"SELECT currency, COUNT(revenue) {WINDOW} AS t FROM ({SUMS})", "write COUNT(*) OVER (...)"),
-    (f"SELECT currency, LAG(revenue) {WINDOW} AS t FROM ({SUMS})", "SUM, AVG, MIN, MAX and COUNT(*) alone"),
+    (f"SELECT currency, LAG(revenue) {WINDOW} AS t FROM ({SUMS})", "RANK, DENSE_RANK and ROW_NUMBER alone"),
     (f"SELECT currency, SUM(revenue) {WINDOW} AS t, MAX(revenue) OVER (PARTITION BY window_end, currency) AS m FROM "
      f"({SUMS})", "the totals are of different groups"),
     (f"SELECT currency, SUM(revenue) OVER (PARTITION BY window_end, currency) AS t FROM ({SUMS}) "
      f"QUALIFY {BY_REVENUE} <= 3", "write the same PARTITION BY, or let a second job number them"),
     (f"SELECT currency, SUM(revenue) {WINDOW} FROM ({SUMS})", "write <expression> AS <name>"),
-    (f"SELECT currency, RANK() OVER (ORDER BY n) AS rn FROM orders {GROUPS}", "RANK gives equal rows one number"),
+    (f"SELECT currency, RANK() OVER (PARTITION BY window_end ORDER BY COUNT(*)) AS r FROM "
+     f"(SELECT * FROM orders QUALIFY {FIRST_OF_ID}) {GROUPS}", "write deduplicate: {by: [...], within: 1h} beside sql"),
     (f"SELECT currency, row_number AS rn FROM orders {GROUPS}", "no input has a column 'row_number'"),
     (f"SELECT MAX(revenue) AS most FROM ({SUMS} QUALIFY {BY_REVENUE} <= 3) GROUP BY window_start, window_end",
      "groups that are numbered are not grouped again"),

@@ -44,10 +44,22 @@ class TopNShape:
 
     def ranked(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows of a key and window in their order (R2), as many as the job emits."""
-        return sorted(rows, key=cmp_to_key(self._compare))[: self.rule.rows]
+        return self.in_order(rows, self.rule.order)[: self.rule.rows]
+
+    def in_order(self, rows: Sequence[Row], order: Sequence[RankOrder]) -> list[Row]:
+        """Return the rows in an order; those that are equal in it in the order of their tie breakers."""
+
+        def compare_rows(left: Row, right: Row) -> int:
+            return self.compare_by(left, right, order)
+
+        return sorted(sorted(rows, key=self.tie_breaker), key=cmp_to_key(compare_rows))
 
     def values_of_totals(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Return the values over all rows of a key and window (R9)."""
+        return {}
+
+    def ranks_of(self, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return the row's ranks among the rows of its key and window (R10)."""
         return {}
 
     def output(self, row: Row, span: Span, number: int, totals: Values) -> dict[str, Any]:
@@ -61,12 +73,13 @@ class TopNShape:
         """Say whether the row meets the condition of the ranking, if it has one (R9)."""
         return True
 
-    def _compare(self, left: Row, right: Row) -> int:
-        for item in self.rule.order:
+    def compare_by(self, left: Row, right: Row, order: Sequence[RankOrder]) -> int:
+        """-1: the left row comes first, 1: it comes last, 0: both are equal in all of the order."""
+        for item in order:
             name = item.expression.rpartition(".")[2]
             if differs := _compare_values(self.value(left, name), self.value(right, name), item):
                 return differs
-        return -1 if self.tie_breaker(left) < self.tie_breaker(right) else 1
+        return 0
 
     def value(self, row: Row, name: str) -> Any:
         """Return what rows are sorted by under this name."""
@@ -114,7 +127,7 @@ class TopOfWindowsShape(TopNShape):
 
     def values_of_totals(self, rows: Sequence[Row]) -> dict[str, Any]:
         value_of_total: dict[str, Any] = {}
-        for total in self.rule.totals or ():
+        for total in (total for total in self.rule.totals or () if not total.is_rank):
             of_rows = [] if total.column is None else [row.values[total.column] for row in rows]
             present = [value for value in of_rows if value is not None]
             functions: dict[str, Callable[[list[Any]], Any]] = {"sum": sum, "avg": fmean, "min": min, "max": max}
@@ -122,6 +135,25 @@ class TopOfWindowsShape(TopNShape):
             if total.function == "count":
                 value_of_total[total.as_] = len(rows)
         return value_of_total
+
+    def ranks_of(self, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+        rank_values: dict[str, Any] = {}
+        for window_total, own_order in self.rule.ranks:
+            rank_order = [*own_order.values()] or self.rule.order
+            rows_before = [other_row for other_row in rows if self.compare_by(other_row, row, rank_order) < 0]
+            match window_total.function:
+                case "rank":
+                    rank_values[window_total.as_] = len(rows_before) + 1
+                case "dense_rank":
+                    column_names = [item.expression for item in rank_order]
+                    values_before = {
+                        tuple(comparable(self.value(other_row, column_name)) for column_name in column_names)
+                        for other_row in rows_before
+                    }
+                    rank_values[window_total.as_] = len(values_before) + 1
+                case "row_number":
+                    rank_values[window_total.as_] = self.in_order(rows, rank_order).index(row) + 1
+        return rank_values
 
     def output(self, row: Row, span: Span, number: int, totals: Values) -> dict[str, Any]:
         columns = {**row.values, "row_number": number, **totals}
@@ -163,8 +195,9 @@ class TopNOracle:
             rows_of_cell = self._rows.pop(cell)
             totals = self._shape.values_of_totals(rows_of_cell)
             for number, row in enumerate(self._shape.ranked(rows_of_cell), start=1):
-                if self._shape.is_emitted(row, totals):
-                    emitted.append(self._shape.output(row, cell[1], number, totals))
+                row_totals = {**totals, **self._shape.ranks_of(row, rows_of_cell)}
+                if self._shape.is_emitted(row, row_totals):
+                    emitted.append(self._shape.output(row, cell[1], number, row_totals))
                 else:
                     dropped[FILTERED_ROWS] += 1
         for row in rows.get(self._input, ()):

@@ -223,9 +223,12 @@ def _top_step(
     names = {column: name for name, column in aggregation.columns_by_name.items()}
     window_times = arrow_type(job.window_times)
     calls = tuple(
-        total_call(job, top, total_number, total, schema) for total_number, total in enumerate(top.totals or ())
+        total_call(job, top, total_number, total, schema)
+        for total_number, total in enumerate(top.totals or ())
+        if not total.is_rank
     )
     types = {call.name: accumulator(call).result_type for call in calls}
+    types |= {rank.as_: pa.int64() for rank, _ in top.ranks}
     added = [
         *(pa.field(name, window_times) for name in WINDOW_COLUMNS),
         pa.field(ROW_NUMBER, pa.int64()),

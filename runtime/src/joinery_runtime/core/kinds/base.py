@@ -92,7 +92,7 @@ class Ranking(StepOperator):
         /,
     ) -> Self:
         """Return the kind as the job asks for it, with its compiled `expressions`. `of_windows`: an aggregate with
-        these windows makes the rows, over which `totals` are computed."""
+        these windows makes the rows, over which `totals` are computed; `ranking` has the ranks."""
 
     def flagged_rows_leave(self, step: StepSpec) -> bool:
         return True

@@ -8,7 +8,7 @@ same work gives the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, cast
 
@@ -41,7 +41,7 @@ from joinery_runtime.core.pipeline.step import Horizon, StepResult, StepRun, Ste
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, concat
 from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow
-from joinery_runtime.job.kinds.ranking import RankingKind, TopN
+from joinery_runtime.job.kinds.ranking import RankingKind, RankOrder, TopN
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,10 @@ class SortKey:
     descending: bool
     nulls_first: bool
 
+    @classmethod
+    def of(cls, item: RankOrder, expression: Expression) -> SortKey:
+        return cls(expression, item.direction == "desc", item.nulls_first)
+
     def ranks(self, values: pa.Array) -> np.ndarray:
         """int64[n]: numbers that are in the order of the values. Equal values have equal ones, NaN is the greatest."""
         if pa.types.is_null(values.type):  # the expression is NULL, which Arrow does not rank
@@ -60,6 +64,15 @@ class SortKey:
         numbers = -numbers if self.descending else numbers
         outermost = -len(numbers) - 1 if self.nulls_first else len(numbers) + 1
         return np.where(values.is_null().to_numpy(zero_copy_only=False), outermost, numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A number of each row among those of its key and window, as column `name` (R10). `order` is what decides."""
+
+    function: str
+    name: str
+    order: tuple[SortKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,7 @@ class FirstRows(ByWindows, Ranking):
     rows: int | None
     order: tuple[SortKey, ...]
     totals: tuple[AggregateCall, ...] = ()
+    ranks: tuple[Rank, ...] = ()
     allowed_lateness: int = 0
     late_to_dead_letters: bool = False
     retention: tuple[Retention, ...] = field(init=False, repr=False, compare=False)
@@ -95,16 +109,19 @@ class FirstRows(ByWindows, Ranking):
         /,
     ) -> Self:
         written = cast(TopN, ranking)
-        order = (
-            SortKey(expression, item.direction == "desc", item.nulls_first)
-            for expression, item in zip(expressions, written.order, strict=True)
+        by_path = dict(zip(written.expressions, expressions, strict=True))
+        order = tuple(SortKey.of(item, by_path[path]) for path, item in written.order_by_path.items())
+        ranks = (
+            Rank(rank.function, rank.as_, tuple(SortKey.of(item, by_path[path]) for path, item in own.items()) or order)
+            for rank, own in written.ranks
         )
         windows = Windows.of(written.form if of_windows is None else of_windows)
         return cls(
             replace(windows, of_windows=of_windows is not None),
             written.rows,
-            tuple(order),
+            order,
             totals,
+            tuple(ranks),
             allowed_lateness=written.allowed_lateness,
             late_to_dead_letters=written.late_data == "dlq",
         )
@@ -190,18 +207,27 @@ class _RankedRows:
         def column(ref: ColumnRef) -> pa.Array:
             return gather(side, everything, side.intake.name_of(ref))
 
-        evaluated = [key.expression.evaluate(column, rows.num_rows) for key in kind.order]
-        self.failed = np.unique([row for values in evaluated for row in values.failed]).astype(np.int64)
+        failed = set[int]()
+
+        def ranks_by(order: Sequence[SortKey]) -> list[np.ndarray]:
+            evaluated = [key.expression.evaluate(column, rows.num_rows) for key in order]
+            failed.update(row for values in evaluated for row in values.failed)
+            return [key.ranks(values.values) for key, values in zip(order, evaluated, strict=True)]
+
         self._hashes, self._ts = rows.column(HASH).to_numpy(), rows.column(TS).to_numpy()
         self._keys = [gather(side, everything, name) for name in side.intake.keys]
-        ranks = [key.ranks(values.values) for key, values in zip(kind.order, evaluated, strict=True)]
-        self._sorted_by = [*ranks, self._ts, *tie_breakers(side, rows)]
+        self._tie_breakers = [self._ts, *tie_breakers(side, rows)]
+        self._sorted_by = [*ranks_by(kind.order), *self._tie_breakers]
+        self._ranked_by = {rank.name: ranks_by(rank.order) for rank in kind.ranks}
+        self.failed = np.array(sorted(failed), dtype=np.int64)
 
     def first_of_panes(self) -> np.ndarray:
-        """bool[n]: the rows that are among the first of their key and pane; all, if totals are of all rows."""
-        if self._kind.rows is None or self._kind.totals:
+        """bool[n]: the rows that are among the first of their key and pane; all, if totals or ranks are of all
+        rows."""
+        if self._kind.rows is None or self._kind.totals or self._kind.ranks:
             return np.ones(self._rows.num_rows, dtype=bool)
-        order, numbers, _ = self._rank(np.arange(self._rows.num_rows), self._kind.windows.pane_starts(self._ts))
+        panes = self._kind.windows.pane_starts(self._ts)
+        order, numbers, _ = self._rank(np.arange(self._rows.num_rows), panes, self._sorted_by)
         first = np.zeros(len(order), dtype=bool)
         first[order] = numbers <= self._kind.rows
         return first
@@ -210,8 +236,10 @@ class _RankedRows:
         """Return the first rows of each key in each of the windows `numbers`, with the times of the window and the
         number of the row. `bounds` are the first and the last window of each row."""
         member, window = self._kind.windows.expand(within(bounds, numbers))
-        order, row_numbers, starts = self._rank(member, window)
+        order, row_numbers, starts = self._rank(member, window, self._sorted_by)
         totals = self.totals_of(member[order], Groups(starts, len(order))) if len(order) else {}
+        for rank in self._kind.ranks:
+            totals[rank.name] = pa.array(self._numbers_of(rank, member, window)[order])
         chosen = np.ones(len(order), dtype=bool) if self._kind.rows is None else row_numbers <= self._kind.rows
         totals = {name: values.filter(pa.array(chosen)) for name, values in totals.items()}
         order, row_numbers = order[chosen], row_numbers[chosen]
@@ -229,11 +257,32 @@ class _RankedRows:
             totals[call.name] = result.take(pa.array(groups.number))
         return totals
 
-    def _rank(self, member: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return an order (int64[m]) of the rows `member` (int64[m]) by key, `group` (int64[m]) and rank, int64[m]: the
-        number of each in its key and group, from 1 on, in this order, and where keys and groups begin in it."""
+    def _numbers_of(self, rank: Rank, member: np.ndarray, group: np.ndarray) -> np.ndarray:
+        """int64[m]: the rank of each of the rows `member` (int64[m]) in its key and `group` (int64[m])."""
+        ranked_by = self._ranked_by[rank.name]
+        order, row_numbers, starts = self._rank(member, group, [*ranked_by, *self._tie_breakers])
+        numbers = np.empty(len(order), dtype=np.int64)
+        begins = np.zeros(len(order), dtype=bool)  # where rows begin that are equal in all of the order
+        begins[starts] = True
+        for values in ranked_by:
+            begins |= changes(values[member][order])
+        if rank.function == "rank":
+            numbers[order] = row_numbers[np.flatnonzero(begins)[np.cumsum(begins) - 1]]
+        elif rank.function == "dense_rank":
+            before = np.repeat(np.cumsum(begins)[starts] - 1, np.diff(np.append(starts, len(order))))
+            numbers[order] = np.cumsum(begins) - before
+        else:
+            numbers[order] = row_numbers
+        return numbers
+
+    def _rank(
+        self, member: np.ndarray, group: np.ndarray, ranks: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return an order (int64[m]) of the rows `member` (int64[m]) by key, `group` (int64[m]) and their `ranks`,
+        int64[m]: the number of each in its key and group, from 1 on, in this order, and where keys and groups begin in
+        it."""
         keys = [key.take(pa.array(member)) for key in self._keys]
-        sorted_by = (values[member] for values in self._sorted_by)
+        sorted_by = (values[member] for values in ranks)
         order, begins = order_by_key(self._hashes[member], keys, group, *sorted_by)
         starts = np.flatnonzero(begins | changes(group[order]))
         numbers = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order)))) + 1

@@ -12,7 +12,7 @@ from typing import Any
 from joinery_runtime.job.join.spec import StreamJoinSpec
 from joinery_runtime.job.join.steps import STEP_KINDS, JoinStep, SelectItem
 from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation, NextAggregation
-from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankOrder, TopN
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankOrder, TopN, WindowTotal
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn, SessionColumn
 from joinery_runtime.job.model.base import SIMPLE_TYPES, Limits, SecretKeyRef, SecretRef
@@ -90,6 +90,7 @@ FIELDS: Mapping[Place, Schema] = {
     **{(kind, "of"): {"maxLength": 253} for kind in RANKING_KINDS},
     (TopN, "orderBy"): {"maxItems": 64},
     (TopN, "totals"): {"maxItems": 64},
+    (WindowTotal, "orderBy"): {"maxItems": 64},
     (RankOrder, "expression"): {"maxLength": _LONG_TEXT},
     (SessionWindowSpec, "groupBy"): {"x-kubernetes-list-type": "set", "maxItems": 64},
     (SessionWindowSpec, "compute"): {**list_map("as"), "maxItems": 256},

@@ -36,7 +36,7 @@ from joinery_runtime.job.model.draft import (
 )
 from joinery_runtime.job.model.expression_rules import expression_of_windows, list_facts
 from joinery_runtime.job.model.output_rules import changelog_sources, late_without_dead_letters
-from joinery_runtime.job.model.references import ROW_NUMBER
+from joinery_runtime.job.model.references import RANKS, ROW_NUMBER
 from joinery_runtime.job.model.wording import either, listed, suggestion
 
 _AT: Loc = ("spec", "aggregate")
@@ -260,11 +260,14 @@ def _check_top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
     chosen = items(data, "spec", "select")
     named = [dig(item, "as") for item in chosen if dig(item, "expression") is not None]
     ranked = None if columns is None else [*columns, *(name for name in named if isinstance(name, str))]
-    for i, item in enumerate(items(data, *at, "orderBy")):
-        text = dig(item, "expression")
-        if isinstance(text, str):
-            written_at = (*at, "orderBy", i, "expression")
-            yield from expression_of_windows(written_at, text, "expression", ranked, aggregate.row_words, lists=lists)
+    orders = [(*at, "orderBy"), *((*at, "totals", i, "orderBy") for i in range(len(items(data, *at, "totals"))))]
+    for order_at in orders:
+        for i, item in enumerate(items(data, *order_at)):
+            text, written_at = dig(item, "expression"), (*order_at, i, "expression")
+            if isinstance(text, str):
+                yield from expression_of_windows(
+                    written_at, text, "expression", ranked, aggregate.row_words, lists=lists
+                )
     condition = dig(data, *at, "having")
     if isinstance(condition, str):
         emitted = aggregate.numbered().columns_of_rows
@@ -284,9 +287,17 @@ def _check_totals(
         function, column, name = (dig(total, field) for field in ("function", "column", "as"))
         if columns is not None and isinstance(name, str) and name in {*columns, ROW_NUMBER}:
             yield (*at, i, "as"), f"{name!r} is already a column of the rows; give it another name"
-        if (function == "count") != (column is None):
-            todo = "drop column" if function == "count" else "name the column of the rows whose values count"
-            yield (*at, i, "column"), f"count counts rows, and other functions take a column; {todo}"
+        is_rank = function in RANKS
+        if is_rank and dig(total, "orderBy") is None and dig(aggregate.data, *at[:-1], "orderBy") is None:
+            todo = "write for example orderBy: [{expression: revenue, direction: desc}]"
+            yield (*at, i, "orderBy"), f"is missing: {function} numbers rows in an order; {todo}"
+        elif not is_rank and dig(total, "orderBy") is not None:
+            yield (*at, i, "orderBy"), f"is for {listed(RANKS)}; {function} is of all rows, so drop it"
+        if (is_rank or function == "count") != (column is None):
+            is_of_rows = is_rank or function == "count"
+            todo = "drop column" if is_of_rows else "name the column of the rows whose values count"
+            facts = "count and ranks are of rows, and other functions take a column"
+            yield (*at, i, "column"), f"{facts}; {todo}"
         elif columns is not None and isinstance(column, str) and column not in columns:
             facts = f"{column!r} is no column of the rows{suggestion(column, columns)}"
             yield (*at, i, "column"), f"{facts}; columns are {listed(columns)}"

@@ -1,11 +1,11 @@
 """Steps that emit some of the rows which the joins make, or an only input has: `spec.deduplicate`, of each key the
 first or the last row of a span of time (rules D1 to D5), and `spec.topN`, of each key and window the rows that come
-first in an order (rules R1 to R9). Beside `spec.aggregate`, `topN` ranks the rows of the aggregate (rule R6)."""
+first in an order (rules R1 to R10). Beside `spec.aggregate`, `topN` ranks the rows of the aggregate (rule R6)."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -16,7 +16,7 @@ from joinery_runtime.job.model.cel import Rule, dead_letter_rules, names_input, 
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import parse_tree, replace_columns
 from joinery_runtime.job.model.output_rules import CHANGELOG_SOURCES
-from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS
+from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS, RANKS
 from joinery_runtime.job.model.wording import counted
 
 
@@ -160,17 +160,29 @@ class RankOrder(Model):
 
 
 class WindowTotal(Model):
-    """A value over all rows of a key and window."""
+    """A value over all rows of a key and window, or a row's rank among these."""
 
-    function: Literal["sum", "avg", "min", "max", "count"]
-    """How the value is computed; NULLs are skipped, and `count` counts rows."""
+    function: Literal["sum", "avg", "min", "max", "count", "rank", "dense_rank", "row_number"]
+    """How the value is computed; NULLs are skipped, and `count` counts rows. `rank`, `dense_rank` and `row_number`
+    number the rows."""
     column: Text | None = Field(default=None, examples=["revenue"])
-    """The column of the aggregate's rows, which all functions but `count` need."""
+    """The column of the aggregate's rows, which `sum`, `avg`, `min` and `max` need."""
+    order_by: Annotated[tuple[RankOrder, ...], Field(min_length=1)] | None = Field(
+        default=None, examples=[[{"expression": "revenue", "direction": "desc"}]]
+    )
+    """What a rank is in the order of, by default `topN.orderBy`."""
     as_: Annotated[Text, Field(alias="as")] = Field(examples=["total"])
     """The column's name."""
 
     @property
+    def is_rank(self) -> bool:
+        return self.function in RANKS
+
+    @property
     def text(self) -> str:
+        if self.is_rank:
+            ordered = f" by {', '.join(item.text for item in self.order_by)}" if self.order_by is not None else ""
+            return f"{self.as_} = {self.function}{ordered}"
         return f"{self.as_} = {self.function}({'*' if self.column is None else self.column})"
 
 
@@ -195,7 +207,7 @@ class TopN(RankingKind):
     }
     missing_unless: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "orderBy": ("sql", "topN.totals"),
-        "rows": ("sql", "topN.totals"),
+        "rows": ("aggregate", "sql"),
         "window": ("aggregate", "sql"),
     }
     of_windows: ClassVar[Mapping[str, str]] = {
@@ -215,11 +227,12 @@ class TopN(RankingKind):
     """What rows are sorted by, the first one first. Rows that are equal in all of it are in the order of their event
     times."""
     rows: Annotated[int, Field(ge=1, le=MOST_RANKED_ROWS)] | None = Field(default=None, examples=[10])
-    """How many rows of each key and window are emitted, at most; with `totals` and without it, all."""
+    """How many rows of each key and window are emitted, at most. Behind an `aggregate` it may be absent: then all
+    are."""
     totals: Annotated[tuple[WindowTotal, ...], Field(min_length=1)] | None = Field(
         default=None, examples=[[{"function": "sum", "column": "revenue", "as": "total"}]]
     )
-    """Columns of values over all rows of a key and window, behind an `aggregate`."""
+    """Columns of values over all rows of a key and window, and of ranks, behind an `aggregate`."""
     having: Text | None = Field(default=None, examples=["revenue > 0.2 * total"])
     """A condition on the rows that would be emitted, their numbers and totals, behind an `aggregate`; rows for which
     it is not true are not emitted, and are counted."""
@@ -233,8 +246,19 @@ class TopN(RankingKind):
     def ordered_by(self, expressions: Mapping[str, str]) -> TopN:
         """Return the ranking with these expressions in the place of their names."""
         trees = {name: parse_tree(text) for name, text in expressions.items()}
-        order = [item.model_copy(update={"expression": replace_columns(item.expression, trees)}) for item in self.order]
-        return self.model_copy(update={"order_by": tuple(order)}) if trees else self
+        if not trees:
+            return self
+
+        def replaced(order: tuple[RankOrder, ...] | None) -> tuple[RankOrder, ...] | None:
+            if order is None:
+                return None
+            texts = (replace_columns(item.expression, trees) for item in order)
+            return tuple(item.model_copy(update={"expression": text}) for item, text in zip(order, texts, strict=True))
+
+        totals = self.totals and tuple(
+            total.model_copy(update={"order_by": replaced(total.order_by)}) for total in self.totals
+        )
+        return self.model_copy(update={"order_by": replaced(self.order_by), "totals": totals})
 
     @property
     def form(self) -> AlignedWindow:
@@ -249,7 +273,23 @@ class TopN(RankingKind):
 
     @property
     def expressions(self) -> Mapping[str, str]:
-        return {f"orderBy[{number}].expression": item.expression for number, item in enumerate(self.order)}
+        orders = (self.order_by_path, *(order for _, order in self.ranks))
+        return {path: item.expression for order in orders for path, item in order.items()}
+
+    @property
+    def order_by_path(self) -> Mapping[str, RankOrder]:
+        """What rows are sorted by, by the paths of the expressions below the field."""
+        return {f"orderBy[{number}].expression": item for number, item in enumerate(self.order)}
+
+    @property
+    def ranks(self) -> Sequence[tuple[WindowTotal, Mapping[str, RankOrder]]]:
+        """The totals that are ranks, each with its own order by paths as in `order_by_path`; none of its own means that
+        of the rows."""
+        return [
+            (total, {f"totals[{at}].orderBy[{n}].expression": item for n, item in enumerate(total.order_by or ())})
+            for at, total in enumerate(self.totals or ())
+            if total.is_rank
+        ]
 
     def signed(self) -> dict[str, Any]:
         window = {} if self.window is None else {"window": {self.form.field: self.form.durations()}}

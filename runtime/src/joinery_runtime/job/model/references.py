@@ -134,6 +134,8 @@ WINDOW_COLUMNS = ("window_start", "window_end")
 ROW_NUMBER = "row_number"
 RANK_COLUMNS = (*WINDOW_COLUMNS, ROW_NUMBER)
 """The columns that a row of `topN` has beside those of its inputs (rule R3): int64 milliseconds twice, int64."""
+RANKS = ("rank", "dense_rank", "row_number")
+"""Functions of `topN.totals` that number rows (rule R10)."""
 MOST_RANKED_ROWS = 10_000
 """How many rows of each key and window `topN` emits at most."""
 WINDOW_TIME = "$window_time"

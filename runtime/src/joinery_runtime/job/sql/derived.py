@@ -25,6 +25,7 @@ from joinery_runtime.job.sql.select_tree import (
     DESCRIPTOR,
     FIRST,
     NUMBERED,
+    NUMBERED_AGAIN,
     OF_WINDOW,
     OUTER_NAME,
     REJECTED,
@@ -198,8 +199,7 @@ class _Merging:
         if not grouped and any(item.find(exp.AggFunc, exp.Window) for item in inner.expressions):
             return "a sub-query computes over many rows and has no GROUP BY; write GROUP BY with a window"
         if grouped and inner.meta.get(NUMBERED) and is_ranking(select):
-            facts = "groups of rows that ROW_NUMBER numbers are not numbered again in SQL"
-            return f"{facts}; write deduplicate: {{by: [...], within: 1h}} beside sql in place of the inner number"
+            return NUMBERED_AGAIN
         if grouped and joins:
             return "groups that are joined are a job of their own; let a second job read this one's output"
         if grouped and FIRST in inner.meta and select.args.get("group") is not None:

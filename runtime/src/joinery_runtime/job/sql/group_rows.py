@@ -12,7 +12,7 @@ from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.model.expression_tree import check_size, parse_tree
 from joinery_runtime.job.model.function_calls import cannot_call, wrong_calls
-from joinery_runtime.job.model.references import ROW_NUMBER, SESSION_COLUMNS, WINDOW_COLUMNS
+from joinery_runtime.job.model.references import RANKS, ROW_NUMBER, SESSION_COLUMNS, WINDOW_COLUMNS
 from joinery_runtime.job.sql.grouping import (
     BadAggregateError,
     Grouping,
@@ -40,8 +40,8 @@ class Chosen:
     """What the select list asks for. `numbers` are the calls of ROW_NUMBER that it may repeat, by their texts; None:
     its rows have no numbers. `computed` are expressions of rows by the names of their columns; `aggregates` and
     `select` are entries of the fields of these names. `expressions` are those of `select`, by their names. `totals` are
-    values over all groups of a window that are equal in the columns `totals_by` (None: there is no total), as entries
-    of `topN.totals` (rule R9)."""
+    values over all groups of a window that are equal in the columns `totals_by` (None: there is no total), and ranks
+    among these groups, as entries of `topN.totals` (rules R9 and R10)."""
 
     numbers: Collection[str] | None = None
     totals: list[dict[str, Any]] = field(default_factory=list)
@@ -141,40 +141,47 @@ TOTALS: Mapping[type[exp.Expr], str] = {
     exp.Min: "min",
     exp.Max: "max",
     exp.Count: "count",
+    exp.Rank: "rank",
+    exp.DenseRank: "dense_rank",
 }
 
 
 def is_total(value: exp.Expr) -> bool:
-    """Say whether this is a value over all groups of a window."""
-    return isinstance(value, exp.Window) and type(value.this) in TOTALS
+    """Say whether this is a value over all groups of a window, or a group's rank among these."""
+    return isinstance(value, exp.Window) and (type(value.this) in TOTALS or is_row_number(value))
+
+
+def is_row_number(value: exp.Expr) -> bool:
+    """Say whether this is a call of ROW_NUMBER."""
+    return isinstance(value, exp.Window) and function_name(value.this) == "ROW_NUMBER"
 
 
 def total_name(call: exp.Expr, name: str, chosen: Chosen, groups: Grouping, scope: Scope) -> str:
-    """Return the name of the total, after adding it if the list does not have it. `name` is the one in the list; an
-    unnamed total has its text. Wrong ones are reported."""
-    at, function, partition = node_position(call), TOTALS[type(call.this)], call.args.get("partition_by") or []
-    example = f"write {call.this.sql(comments=False)} OVER (PARTITION BY {', '.join(WINDOW_COLUMNS)})"
-    if call.args.get("order") is not None or call.args.get("spec") is not None:
-        facts = "a total is of all groups of a window, and ORDER BY or a frame would make it one of some of them"
-        scope.report.add(at, f"{facts} (rule R9); {example}")
+    """Return the name of the total or rank, after adding it if the list does not have it. `name` is the one in the
+    list; an unnamed total has its text. Wrong ones are reported."""
+    at, partition = node_position(call), call.args.get("partition_by") or []
+    function = "row_number" if is_row_number(call) else TOTALS[type(call.this)]
     keys = [
         over_groups(node.unnest(), chosen, groups, scope) for node in partition if not own_column(node.unnest(), scope)
     ]
     if len(keys) == len(partition):
         facts = "a total over all windows would never be complete"
         scope.report.add(at, f"{facts} (rule R9); write {', '.join(WINDOW_COLUMNS)} into PARTITION BY")
-    value = over_groups(call.this.this, chosen, groups, scope) if not call.this.this.is_star else None
-    if not all(isinstance(key, exp.Column) for key in [*keys, value or exp.column("")]):
+    is_rank = function in RANKS
+    values = [] if is_rank or call.this.this.is_star else [over_groups(call.this.this, chosen, groups, scope)]
+    if not all(isinstance(key, exp.Column) for key in [*keys, *values]):
         facts = "totals and their keys are of groups and aggregates, this is an expression"
         scope.report.add(at, f"{facts}; write a SELECT around the one with GROUP BY, and the total into it")
         return name
-    if function == "count" and value is not None:
-        scope.report.add(at, "a total counts rows (rule R9); write COUNT(*) OVER (...)")
     by = [key.name for key in keys]
     if chosen.totals_by not in (None, by):
         scope.report.add(at, "the totals are of different groups; let a second job compute one of them")
     chosen.totals_by = by
-    entry = {"function": function, **({"column": value.name} if value is not None else {})}
+    if is_rank:
+        entry: dict[str, Any] = {"function": function, "orderBy": _order_of_rank(call, chosen, groups, scope)}
+    else:
+        _reject_order_of_total(call, scope)
+        entry = {"function": function} | ({"column": values[0].name} if values else {})
     for total in chosen.totals:
         if {**total, "as": ""} == {**entry, "as": ""}:
             return str(total["as"])
@@ -182,11 +189,51 @@ def total_name(call: exp.Expr, name: str, chosen: Chosen, groups: Grouping, scop
     return name or computed_name(call, scope)
 
 
+def _reject_order_of_total(call: exp.Expr, scope: Scope) -> None:
+    """Report what no total has."""
+    at, argument = node_position(call), call.this.this
+    if call.args.get("order") is not None or call.args.get("spec") is not None:
+        facts = "a total is of all groups of a window, and ORDER BY or a frame would make it one of some of them"
+        todo = f"write {call.this.sql(comments=False)} OVER (PARTITION BY {', '.join(WINDOW_COLUMNS)})"
+        scope.report.add(at, f"{facts} (rule R9); {todo}")
+    if isinstance(call.this, exp.Count) and not argument.is_star:
+        scope.report.add(at, "a total counts rows (rule R9); write COUNT(*) OVER (...)")
+
+
+def _order_of_rank(call: exp.Expr, chosen: Chosen, groups: Grouping, scope: Scope) -> list[dict[str, str]]:
+    """Return the `orderBy` of a rank. Wrong ones are reported."""
+    at, order = node_position(call), call.args.get("order")
+    function = "ROW_NUMBER" if is_row_number(call) else call.this.sql_name()
+    if call.this.expressions:
+        scope.report.add(at, f"{function} takes no argument here; write {function}() OVER (...)")
+    if call.args.get("spec") is not None:
+        scope.report.add(at, f"{function} has no frame: it numbers all rows; leave ROWS or RANGE out")
+    if order is None:
+        todo = "write ORDER BY with an aggregate, such as ORDER BY COUNT(*) DESC"
+        scope.report.add(at, f"nothing says which row comes first; {todo}")
+        return []
+    return [
+        order_entry(item, over_groups(item.this.unnest(), chosen, groups, scope).sql(comments=False))
+        for item in order.expressions
+    ]
+
+
+def order_entry(entry: exp.Expr, expression: str) -> dict[str, str]:
+    """Return the entry of `orderBy` for one of ORDER BY, with its `expression` in the job's names."""
+    descending, nulls_first = bool(entry.args.get("desc")), bool(entry.args.get("nulls_first"))
+    item = {"expression": expression} | ({"direction": "desc"} if descending else {})
+    if nulls_first == descending:  # unlike the default, by which NULL is the lowest value
+        item["nulls"] = "first" if nulls_first else "last"
+    return item
+
+
 def with_totals(value: exp.Expr, chosen: Chosen, groups: Grouping, scope: Scope) -> exp.Expr:
-    """Return a copy with the names of totals in their place."""
+    """Return a copy with the names of totals in their place. The number `row_number` stays."""
 
     def named(node: exp.Expr) -> exp.Expr:
-        return _column_named(total_name(node, "", chosen, groups, scope)) if is_total(node) else node
+        if not is_total(node) or _is_number(node, chosen, scope):
+            return node
+        return _column_named(total_name(node, "", chosen, groups, scope))
 
     return value.transform(named)
 
@@ -256,8 +303,8 @@ def _read_aggregate(value: exp.Expr, renamed: str, at: TextPosition, chosen: Cho
 def aggregate_entry(value: exp.Expr, at: TextPosition, chosen: Chosen, scope: Scope) -> dict[str, Any] | None:
     """Return the entry of `aggregates` for a call, without its name; None if the call is wrong, which is reported.
     Expressions in it become computed columns of `chosen`."""
-    if isinstance(value, exp.Window) and scope.keeps_groups and (problem := number_problem(value)):  # not of sessions
-        scope.report.add(at, problem)
+    if isinstance(value, exp.Window) and scope.keeps_groups:  # not of sessions
+        scope.report.add(at, number_problem())
         return None
     value = without_time_order(value, scope)
     try:

@@ -376,24 +376,11 @@ def is_aggregate(value: exp.Expr) -> bool:
     return isinstance(value, _NODES) or function_name(value) in _NAMES
 
 
-def number_problem(window: exp.Expr) -> str:
-    """Say why a function before OVER is rejected in the select list of groups, which no condition reads."""
-    if problem := shared_number_problem(window.this):
-        return problem
-    if function_name(window.this) != "ROW_NUMBER":
-        facts = "over the groups of a window, a job computes SUM, AVG, MIN, MAX and COUNT(*) alone"
-        todo = "write these into the select list or into QUALIFY (rule R9)"
-        return f"{facts}; {todo}, or let a second job read the groups, with window_start and window_end"
-    todo = "write QUALIFY rn <= 10, or WHERE rn <= 10 around this SELECT"
-    return f"the number says nothing without a condition on it; {todo}"
-
-
-def shared_number_problem(call: exp.Expr) -> str:
-    """Say why RANK and DENSE_RANK are rejected; empty for other functions."""
-    if not isinstance(call, exp.Rank | exp.DenseRank):
-        return ""
-    facts = f"{call.sql_name()} gives equal rows one number, so no number of rows would be enough for the first ones"
-    return f"{facts}; write ROW_NUMBER(), which gives each row its own (rule R2)"
+def number_problem() -> str:
+    """Say why other functions before OVER are rejected in the select list of groups."""
+    facts = "over the groups of a window, a job computes SUM, AVG, MIN, MAX, COUNT(*), RANK, DENSE_RANK and ROW_NUMBER"
+    todo = "write these into the select list or into QUALIFY (rules R9 and R10)"
+    return f"{facts} alone; {todo}, or let a second job read the groups, with window_start and window_end"
 
 
 def unknown_aggregate(value: exp.Expr) -> str:

@@ -17,12 +17,11 @@ from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS, WINDOW_COLUMNS
 from joinery_runtime.job.sql.distances import MIRRORED
-from joinery_runtime.job.sql.group_rows import Chosen, is_total, over_groups, own_column, with_totals
+from joinery_runtime.job.sql.group_rows import Chosen, is_row_number, order_entry, over_groups, own_column, with_totals
 from joinery_runtime.job.sql.grouping import (
     Grouping,
     GroupWindow,
     read_window_call,
-    shared_number_problem,
     window_function,
     window_of_joins,
 )
@@ -42,7 +41,7 @@ _EXAMPLES = f"write {_FIRST}, or for the first rows of each window ROW_NUMBER() 
 @dataclass(frozen=True, slots=True)
 class SqlRanking:
     """What ROW_NUMBER says: the `field` of `spec` for which it stands, and the `entries` of that field as in YAML.
-    `number` is the call, as the select list may repeat it (None: rows have totals alone)."""
+    `number` is the call, as the select list may repeat it (None: rows have totals and ranks alone)."""
 
     field: str
     entries: Mapping[str, Any]
@@ -81,12 +80,23 @@ class Numbering:
     beside: str | None
 
     @property
+    def limits(self) -> Sequence[exp.Expr]:
+        """The conditions that leave the first rows by one call of ROW_NUMBER, which is `topN.rows`."""
+        limits = [(part, limit) for part in self.conditions if (limit := _limits_of(part)) is not None]
+        leaves_first = [
+            (part, window)
+            for part, (window, least, most) in limits
+            if is_row_number(window) and least == 1 and most <= MOST_RANKED_ROWS
+        ]
+        return [part for part, window in leaves_first if window == leaves_first[0][1]]
+
+    @property
     def numbers(self) -> Collection[str] | None:
-        """The calls of ROW_NUMBER that the select list may repeat, by their texts; None: the groups have no numbers."""
+        """The call of ROW_NUMBER that is `row_number` in the select list, by its text; None: the groups have no such
+        number."""
         if not self.conditions and self.beside != TOP_N:
             return None
-        calls = (call for part in self.conditions for call in part.find_all(exp.Window))
-        return {call.sql(comments=False) for call in calls if not is_total(call)}
+        return {call.sql(comments=False) for part in self.limits for call in part.find_all(exp.Window)}
 
     def renamed(self, renamed: Callable[[exp.Expr], exp.Expr]) -> Numbering:
         """Return the numbering with other names in its conditions."""
@@ -96,19 +106,17 @@ class Numbering:
 def read_ranking_of_groups(numbering: Numbering, chosen: Chosen, groups: Grouping, scope: Scope) -> SqlRanking | None:
     """Read the conditions of QUALIFY on the rows of groups (rule R6); None: there are none, or the report says what is
     wrong with them."""
-    before = len(scope.report.problems)
-    row_conditions = [part for part in numbering.conditions if all(map(is_total, part.find_all(exp.Window)))]
-    conditions = [part for part in numbering.conditions if part not in row_conditions]
+    before, limits = len(scope.report.problems), numbering.limits
     texts = []
-    for part in row_conditions:
+    for part in (condition for condition in numbering.conditions if condition not in limits):
         condition = over_groups(with_totals(part, chosen, groups, scope), chosen, groups, scope)
         texts.append(condition.sql(comments=False))
     having = {"having": " AND ".join(texts if len(texts) == 1 else (f"({text})" for text in texts))} if texts else {}
     totals: dict[str, Any] = {"totals": chosen.totals} if chosen.totals else {}
-    if not conditions and totals:
+    if not limits and totals:
         by = {"by": chosen.totals_by} if chosen.totals_by else {}
-        return SqlRanking(TOP_N, {**by, **totals, **having}, None)
-    number, rows = _read_conditions(conditions or numbering.conditions, scope) if numbering.conditions else (None, 0)
+        return SqlRanking(TOP_N, {**by, **totals, **having}, None) if len(scope.report.problems) == before else None
+    number, rows = _read_conditions(limits or numbering.conditions, scope) if numbering.conditions else (None, 0)
     if number is None or len(scope.report.problems) > before:
         return None
     partition, order = number.args.get("partition_by") or [], number.args.get("order")
@@ -134,7 +142,7 @@ def read_ranking_of_groups(numbering: Numbering, chosen: Chosen, groups: Groupin
             facts = "the key of the rows is groups and aggregates, this is an expression"
             scope.report.add(node_position(node), f"{facts}; write it into GROUP BY as well, or leave it out")
     ordered = order.expressions if order is not None else []
-    order_by = [_order_entry(item, of_row(item.this.unnest())) for item in ordered]
+    order_by = [order_entry(item, of_row(item.this.unnest())) for item in ordered]
     if totals and sorted(names) != sorted(chosen.totals_by or ()):
         facts = "the rows are numbered by other columns than the totals are of"
         scope.report.add(
@@ -239,8 +247,9 @@ def _whole_number(node: exp.Expr) -> int | None:
 def _problem_of_call(window: exp.Expr, scope: Scope) -> str:
     """Say what is wrong with `<function> OVER (...)`; empty if nothing."""
     name = window.this.name.upper() or window.this.sql_name() if isinstance(window.this, exp.Func) else ""
-    if problem := shared_number_problem(window.this):
-        return problem
+    if isinstance(window.this, exp.Rank | exp.DenseRank):
+        facts = f"{name} gives equal rows one number, so no number of rows would be enough for the first ones"
+        return f"{facts}; write ROW_NUMBER(), which gives each row its own (rule R2), or rank groups (rule R10)"
     if window.find(*FUNCTIONS_OF_ROWS) is not None:
         return function_of_rows_problem(window, scope)
     if name != "ROW_NUMBER":
@@ -346,13 +355,4 @@ def _read_order(ordered: Sequence[exp.Expr], scope: Scope) -> Iterator[dict[str,
             scope.report.add(node_position(node), problem)
         if problems or not scope.qualify(value):
             continue
-        yield _order_entry(entry, value.sql(comments=False))
-
-
-def _order_entry(entry: exp.Expr, expression: str) -> dict[str, str]:
-    """Return the entry of `orderBy` for one of ORDER BY, with its `expression` in the job's names."""
-    descending, nulls_first = bool(entry.args.get("desc")), bool(entry.args.get("nulls_first"))
-    item = {"expression": expression} | ({"direction": "desc"} if descending else {})
-    if nulls_first == descending:  # unlike the default, by which NULL is the lowest value
-        item["nulls"] = "first" if nulls_first else "last"
-    return item
+        yield order_entry(entry, value.sql(comments=False))

@@ -18,6 +18,11 @@ groups the groups of another one, with that one, the first."""
 OUTER_NAME, NUMBER_ALIAS, NUMBERED = "joinery.outer", "joinery.alias", "joinery.numbered"
 """Marks a column of a sub-query that tests for a match, whose name means no column of the sub-query's own source; the
 call of ROW_NUMBER for which an alias stands in QUALIFY; and a SELECT that groups rows which a sub-query numbers."""
+NUMBERED_AGAIN = (
+    "groups of rows that ROW_NUMBER numbers are not numbered again in SQL; write deduplicate: {by: [...], within: 1h} "
+    "beside sql in place of the inner number"
+)
+"""Why rows are not numbered before groups are."""
 TEST_KINDS = {"SEMI", "ANTI"}
 """Kinds of JOIN whose right side has no columns in the rows that they make, and that pad none."""
 
@@ -102,6 +107,8 @@ def is_ranking(select: exp.Select) -> bool:
 
 def ranking_problem(inner: exp.Select, select: exp.Select) -> str:
     """Say why the SELECT around rows that ROW_NUMBER numbers cannot be part of the job; empty if it can."""
+    if select.args.get("group") is not None and is_ranking(select) and inner.args.get("group") is None:
+        return NUMBERED_AGAIN
     if select.args.get("joins") or is_ranking(select):
         facts = "rows that ROW_NUMBER numbers are neither joined nor numbered again in one job"
         return f"{facts}; let a second job read this one's output"
