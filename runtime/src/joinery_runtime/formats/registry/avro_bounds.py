@@ -7,8 +7,8 @@ read. Most schemas allow neither, which is known from the schema alone: their re
 The library counts a negative index of an enum or a union from the end, as Python does. So it reads by a copy of the
 schema in which such an index names nothing.
 
-The library takes any byte but 0 for true, and numbers beyond 32 bits for ints, against Avro's specification. In that
-copy, booleans are bytes and ints have a reader of ours.
+The library takes any byte but 0 for true, against Avro's specification. In that copy, a boolean is an enum: its bytes 0
+and 1 are the indexes 0 and -1.
 
 The library also raises an error for a time or a date that Python's types cannot hold, even in a field that no column
 names. Here such a number stays a number. The library's readers of logical types belong to the process, so schemas get
@@ -143,6 +143,14 @@ class _ByIndex(dict[int, Any]):
         raise OutOfBounds(f"{self._words} {index}")
 
 
+_BOOLEAN: dict[str, Any] = {
+    "type": "enum",
+    "name": "joinery.boolean",
+    "symbols": _ByIndex((), "a boolean is 0 or 1, not index"),
+}
+_BOOLEAN["symbols"] |= {0: False, -1: True}
+
+
 def _branches(listed: Sequence[Any]) -> list[Any]:
     """Return the branches of a union as a list, as which the library knows a union. It adds the length to a negative
     index, so the length is 0; and it asks a method in C for a branch, because one in Python would take 0.1 us for each
@@ -158,8 +166,8 @@ def _guarded(node: Any, copies: dict[int, Any]) -> Any:
     if isinstance(node, list):
         return _branches([_guarded(branch, copies) for branch in node])
     kind = node.get("type") if isinstance(node, dict) else node
-    if isinstance(kind, str) and kind in _CHECKED and not (isinstance(node, dict) and "logicalType" in node):
-        return _CHECKED[kind]
+    if kind == "boolean":
+        return _BOOLEAN
     if not isinstance(node, dict):
         return node
     if id(node) not in copies:
@@ -177,10 +185,6 @@ def _guarded(node: Any, copies: dict[int, Any]) -> Any:
 
 
 _PREFIX = "joinery-"
-_CHECKED = {
-    "boolean": {"type": "fixed", "name": "joinery.boolean", "size": 1, "logicalType": f"{_PREFIX}boolean"},
-    "int": {"type": "int", "logicalType": f"{_PREFIX}int"},
-}
 _NAMED = "__named_schemas"
 
 
@@ -204,7 +208,7 @@ class _Judge:
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named, self._surplus = named, dict[str, float]()
         self.risky = False  # whether an array or a map may have a surplus with each item, or there is a cycle
-        self.guarded = False  # whether there is an enum, a union, a boolean or an int
+        self.guarded = False  # whether there is an enum, a union or a boolean
 
     def surplus_of(self, node: Any, inside: tuple[str, ...]) -> float:
         """Return the most values that a value is made of, less the values that its bytes allow. It is a part of the
@@ -222,7 +226,7 @@ class _Judge:
             self._surplus[node["name"]] = 1 - _VALUES_PER_BYTE * width
             return self._surplus[node["name"]]
         if kind in _WIDTHS:
-            self.guarded |= kind in _CHECKED
+            self.guarded |= kind == "boolean"
             return 1 - _VALUES_PER_BYTE * _WIDTHS[kind]
         if kind in ("array", "map"):
             item = self.surplus_of(node["items" if kind == "array" else "values"], inside)
@@ -286,9 +290,7 @@ class _Walk:
     def _primitive(self, kind: str) -> None:
         start = self._at
         if kind in ("int", "long"):
-            number = self._read_number()
-            if kind == "int" and not -(2**31) <= number < 2**31:
-                raise OutOfBounds(f"an int has 32 bits, and this is {number}", start)
+            self._read_number()
         elif kind in ("bytes", "string"):
             self._skip_bytes(self._read_length("bytes" if kind == "bytes" else "a string"))
         else:
@@ -404,21 +406,7 @@ def _clock_reader(unit: str) -> Callable[..., Any]:
     return _or_number(read_clock)
 
 
-def _read_boolean(data: bytes, *_schemas: Any) -> bool:
-    if data > b"\1":
-        raise OutOfBounds(f"a boolean is 0 or 1, and this is {data[0]}")
-    return data == b"\1"
-
-
-def _read_int(number: int, *_schemas: Any) -> int:
-    if not -(2**31) <= number < 2**31:
-        raise OutOfBounds(f"an int has 32 bits, and this is {number}")
-    return number
-
-
 _READERS: dict[str, Callable[..., Any]] = {
-    f"fixed-{_PREFIX}boolean": _read_boolean,
-    f"int-{_PREFIX}int": _read_int,
     f"int-{_PREFIX}date": _or_number(lambda number: date(1970, 1, 1) + timedelta(days=number)),
     f"int-{_PREFIX}time-millis": _clock_reader("millis"),
     f"long-{_PREFIX}time-micros": _clock_reader("micros"),
