@@ -23,7 +23,6 @@ from joinery_runtime.hosts.shared_memory import check_memory_store
 from joinery_runtime.hosts.status.board import Board, Liveness
 from joinery_runtime.hosts.status.server import serve_status
 from joinery_runtime.hosts.status.snapshot import JobDescription
-from joinery_runtime.hosts.worker_daemon import avoid_huge_pages
 from joinery_runtime.job import Job, located
 
 
@@ -39,7 +38,6 @@ def run_command(
     py_files: Sequence[Path] = (),
 ) -> Outcome:
     """Run the job. `status_port` None: the page is at a free port; 0: nothing is served."""
-    avoid_huge_pages()
     gc.freeze()  # so that epochs in the driver do not wait for garbage collection of everything imported
     signals = Signals(Event(), (signal.SIGTERM, signal.SIGINT), _end_at_once)
     location = THIS_PROCESS if local else master_of(job.spec.spark.conf, master) or "the master of spark-submit"

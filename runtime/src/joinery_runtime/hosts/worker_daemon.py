@@ -9,23 +9,10 @@ libraries start with their first use.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import socket
 import sys
 from pathlib import PurePath
-
-_PR_SET_THP_DISABLE = 41  # in `linux/prctl.h`
-
-
-def avoid_huge_pages() -> None:
-    """Make Linux back the memory of this process, and of those that it starts, by small pages only.
-
-    NumPy and Arrow ask for pages of 2 MiB. An epoch's arrays come and go, and the kernel zeroes every new page, so most
-    of it is zeroed to be overwritten, and leaves the processor's cache meanwhile. A kernel that does not know the call
-    keeps its pages (docs/decisions/0131)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
 def load() -> None:
@@ -47,7 +34,6 @@ def _is_archive_of_spark(entry: str) -> bool:
 
 
 def main() -> None:
-    avoid_huge_pages()  # of the workers, too: forks inherit it
     gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the start
     load()
     # Freezes objects before a fork: a worker's garbage collector would write to, and so copy, the pages shared with the
