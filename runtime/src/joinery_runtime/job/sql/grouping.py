@@ -379,7 +379,7 @@ def is_aggregate(value: exp.Expr) -> bool:
 def number_problem() -> str:
     """Say why other functions before OVER are rejected in the select list of groups."""
     facts = "over the groups of a window, a job computes SUM, AVG, MIN, MAX, COUNT(*), RANK, DENSE_RANK and ROW_NUMBER"
-    todo = "write these into the select list or into QUALIFY (rules R9 and R10)"
+    todo = "write these into the select list or into QUALIFY (rule R10)"
     return f"{facts} alone; {todo}, or let a second job read the groups, with window_start and window_end"
 
 
