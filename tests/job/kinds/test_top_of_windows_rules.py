@@ -115,7 +115,6 @@ def test_a_list_is_read_by_its_elements_or_as_the_text_that_it_is_cast_to(text: 
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    (document_of(rows=None), "spec.topN.rows", "write for example rows: 10"),
     (document_of(orderBy=None), "spec.topN.orderBy", "which rows come first"),
     (document_of(window=HOUR), "spec.topN.window", "are in windows already"),
     (document_of(of="orders"), "spec.topN.of", "aggregate.window.of"),
