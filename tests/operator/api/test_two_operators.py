@@ -123,7 +123,8 @@ def test_operators_of_different_classes_run_their_own_jobs(start: Start, cluster
         wait_until("the other one sees its edit", is_reconciled(cluster, shop, "unlabelled"))
         cluster.patch("StreamJoin", shop, "tax", {"metadata": {"labels": {CLASS_LABEL: None}}})
         wait_until("the first one runs a job that lost its class", is_reconciled(cluster, shop, "tax"))
-        assert cluster.ours(shop)["Pod"] == ["risk-driver-1", "tax-driver-1", "unlabelled-driver-1"]
+        drivers = ["risk-driver-1", "tax-driver-1", "unlabelled-driver-1"]
+        wait_until("every job has one driver", lambda: cluster.ours(shop)["Pod"] == drivers)
         for operator in (plain, blue):
             assert "is gone" not in operator.log
             assert operator.stop() == 0
