@@ -197,6 +197,19 @@ def test_a_record_of_a_row_that_does_not_fit_without_it_either(tmp_path: Path) -
     assert f"  its group's row is a dead letter: {record['misfit']} (docs/semantics.md#s7)" in list(answer.lines())
 
 
+@pytest.mark.parametrize("offset", [3, 4])
+def test_a_row_whose_total_does_not_fit_is_explained_by_its_rule(tmp_path: Path, offset: int) -> None:
+    """Offset 3 takes the total out of range. Offset 4 is of a row that `having` leaves out, so it needs no total."""
+    answer = _answer("top-n/s7-a-total-that-does-not-fit", tmp_path, (), f"c:0={offset}")
+    (record,) = answer.document()["records"]
+    if offset == 3:
+        assert (record["dropped"], record["rule"]) == ("failed", "docs/semantics.md#s7")
+        assert "sum(revenue), in the output as total: the sum 9223372036854775808 does not" in record["detail"]
+        assert "v='y', in the window from 1970-01-01T00:00:00.000Z" in record["detail"]
+    else:
+        assert (record["dropped"], record["misfit"]) == (None, None)
+
+
 def test_the_rule_by_which_something_could_not_be_computed(tmp_path: Path) -> None:
     steps = tmp_path / "steps.jsonl"
     steps.write_text(f"""{json.dumps({"input": "c", "rows": [{"k": "a", "n": 2**62, "ts": 1}]})}

@@ -103,8 +103,8 @@ class RowRules:
     ) -> RowRules:
         texts = None if selected is None else [item.expression or item.column or "" for item in selected]
         return cls(
-            _names_in(aggregation.having or ""),
-            None if texts is None else _names_in(" ".join(texts)),
+            names_in(aggregation.having or ""),
+            None if texts is None else names_in(" ".join(texts)),
             having,
             aggregation.late_data == "reopen" or aggregation.emit_every is not None,
         )
@@ -121,7 +121,8 @@ class RowRules:
         return Judged(emitted)
 
 
-def _names_in(text: str) -> frozenset[str]:
+def names_in(text: str) -> frozenset[str]:
+    """Return the words of a text, among them the columns that an expression reads."""
     return frozenset(re.findall(r"[A-Za-z_]\w*", text))
 
 
@@ -135,7 +136,8 @@ def _rank(value: Any) -> tuple[bool, Any]:
     return (True, 0) if is_nan(value) else (False, value)
 
 
-def _sum(values: Sequence[Any]) -> Any:
+def sum_of(values: Sequence[Any]) -> Any:
+    """Return the sum of some values, or UNFIT."""
     if isinstance(values[0], float):
         if all(math.isfinite(value) for value in values):
             return float(sum(map(Fraction, values)))
@@ -163,7 +165,7 @@ def _average(values: Sequence[Any], kind: ColumnType | None) -> Any:
             average = (_decimal_sum(values) / len(values)).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
         return average if abs(average) < 10 ** (precision - scale) else UNFIT
     if not all(map(math.isfinite, values)):
-        return _sum(values) / len(values)
+        return sum_of(values) / len(values)
     return float(sum(map(Fraction, values)) / len(values))
 
 
@@ -218,7 +220,7 @@ _OF_VALUES: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "last": lambda values: values[-1],
     "min": lambda values: min(values, key=_rank),
     "max": lambda values: max(values, key=_rank),
-    "sum": _sum,
+    "sum": sum_of,
     "var_pop": partial(_spread, sample=False, root=False),
     "var_samp": partial(_spread, sample=True, root=False),
     "stddev_pop": partial(_spread, sample=False, root=True),

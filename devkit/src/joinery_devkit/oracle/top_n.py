@@ -11,9 +11,10 @@ from math import isnan
 from statistics import fmean
 from typing import Any
 
+from joinery_devkit.oracle.aggregates import Judged, RowRules, names_in, sum_of
 from joinery_devkit.oracle.horizons import UNKNOWN, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
-from joinery_devkit.oracle.model import FILTERED_ROWS
+from joinery_devkit.oracle.model import FAILED, FILTERED_ROWS
 from joinery_devkit.oracle.rows import END, Row, Selection, Values, comparable, selected
 from joinery_devkit.oracle.windowed import Span, own_span, spans_of
 from joinery_runtime.job import StreamJoin
@@ -69,9 +70,9 @@ class TopNShape:
             for column in self.job.output_columns
         }
 
-    def is_emitted(self, row: Row, totals: Values) -> bool:
-        """Say whether the row meets the condition of the ranking, if it has one (R9)."""
-        return True
+    def judged(self, row: Row, totals: Values) -> Judged:
+        """Say whether the row is emitted, by the condition of the ranking and its totals (R9)."""
+        return Judged(dict(row.values))
 
     def compare_by(self, left: Row, right: Row, order: Sequence[RankOrder]) -> int:
         """-1: the left row comes first, 1: it comes last, 0: both are equal in all of the order."""
@@ -118,8 +119,12 @@ class TopOfWindowsShape(TopNShape):
     selection: Selection | None = None
     having: Callable[[Values], bool | None] | None = None
 
-    def is_emitted(self, row: Row, totals: Values) -> bool:
-        return self.having is None or self.having({**row.values, **totals}) is True
+    def judged(self, row: Row, totals: Values) -> Judged:
+        chosen = self.job.spec.select
+        texts = None if chosen is None else [item.expression or item.column or "" for item in chosen]
+        read_by_row = None if texts is None else names_in(" ".join(texts))
+        rules = RowRules(names_in(self.rule.having or ""), read_by_row, self.having, replaces=False)
+        return rules.judge_row({**row.values, **totals})
 
     def spans(self, ts: int) -> list[Span]:
         assert self.job.last_aggregation is not None, "an aggregate makes the rows"
@@ -130,7 +135,7 @@ class TopOfWindowsShape(TopNShape):
         for total in (total for total in self.rule.totals or () if not total.is_rank):
             of_rows = [] if total.column is None else [row.values[total.column] for row in rows]
             present = [value for value in of_rows if value is not None]
-            functions: dict[str, Callable[[list[Any]], Any]] = {"sum": sum, "avg": fmean, "min": min, "max": max}
+            functions: dict[str, Callable[[list[Any]], Any]] = {"sum": sum_of, "avg": fmean, "min": min, "max": max}
             value_of_total[total.as_] = functions[total.function](present) if present else None
             if total.function == "count":
                 value_of_total[total.as_] = len(rows)
@@ -190,16 +195,17 @@ class TopNOracle:
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
         """Replay one epoch, like `Oracle.epoch`."""
         self._closed = max(self._closed, as_time(watermarks[self._input]) - self._shape.rule.allowed_lateness)
-        emitted, dropped = list[dict[str, Any]](), Counter[str]()
+        emitted, dropped, unfit = list[dict[str, Any]](), Counter[str](), 0
         for cell in [cell for cell in self._rows if cell[1][1] <= self._closed]:  # R3
             rows_of_cell = self._rows.pop(cell)
             totals = self._shape.values_of_totals(rows_of_cell)
             for number, row in enumerate(self._shape.ranked(rows_of_cell), start=1):
                 row_totals = {**totals, **self._shape.ranks_of(row, rows_of_cell)}
-                if self._shape.is_emitted(row, row_totals):
+                judged = self._shape.judged(row, row_totals)
+                dropped += Counter({FILTERED_ROWS: judged.left_out, FAILED: judged.unfit})
+                unfit += judged.unfit
+                if judged.row is not None:
                     emitted.append(self._shape.output(row, cell[1], number, row_totals))
-                else:
-                    dropped[FILTERED_ROWS] += 1
         for row in rows.get(self._input, ()):
             if self._shape.where is not None and self._shape.where(row.values) is not True:
                 dropped["filtered"] += 1
@@ -209,7 +215,7 @@ class TopNOracle:
             for span in spans:
                 self._rows[self._shape.key(row), span].append(row)
         late = dropped.pop(LATE, 0)
-        return EpochExpectation((), tuple(emitted), {self._input: late}, {self._input: dropped})
+        return EpochExpectation((), tuple(emitted), {self._input: late}, {self._input: dropped}, unfit)
 
     def end(self) -> Iterator[EpochExpectation]:
         """Yield the epoch that ends the input (T7)."""

@@ -84,7 +84,7 @@ class Folding:
             (call, aggregate.find_misfits(_states(states, _names(aggregate)))) for call, aggregate in self._calls
         )
         return {
-            call.name: {row: _misfit_text(call, reason) for row, reason in reasons.items()}
+            call.name: {row: misfit_text(call, reason) for row, reason in reasons.items()}
             for call, reasons in misfits
             if reasons
         }
@@ -95,11 +95,12 @@ class Folding:
         for call, aggregate in self._columns.values():
             if call.limit is not None and states.column(aggregate.fields[0].name).null_count:
                 row, reason = next(iter(aggregate.find_misfits(_states(states, _names(aggregate))).items()))
-                return row, _misfit_text(call, reason)
+                return row, misfit_text(call, reason)
         return None
 
 
-def _misfit_text(call: AggregateCall, reason: str) -> str:
+def misfit_text(call: AggregateCall, reason: str) -> str:
+    """Say which aggregate does not fit, and why."""
     written = f"{call.function}({call.arguments})" if call.arguments else call.function
     return f"{written}, in the output as {call.name}: {reason}"
 

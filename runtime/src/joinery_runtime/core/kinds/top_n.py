@@ -8,7 +8,7 @@ same work gives the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, cast
 
@@ -20,6 +20,7 @@ from joinery_runtime.core.aggregates import AggregateCall, Groups, accumulator
 from joinery_runtime.core.kinds.aligned import ByWindows, LastEnd, Windows
 from joinery_runtime.core.kinds.base import Ranking
 from joinery_runtime.core.kinds.cells import Bounds, Numbers, concat_selections, cut_by_hash, cut_by_window, within
+from joinery_runtime.core.kinds.folding import misfit_text
 from joinery_runtime.core.kinds.grouping import changes, order_by_key
 from joinery_runtime.core.kinds.rows import (
     PairFailures,
@@ -37,11 +38,12 @@ from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.spec import Retention, StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, StepResult, StepRun, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, StepResult, StepRun, StepWork, UnfitRows
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, concat
 from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow
 from joinery_runtime.job.kinds.ranking import RankingKind, RankOrder, TopN
+from joinery_runtime.job.model.references import RANK_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,8 @@ class FirstRows(ByWindows, Ranking):
         (side,), (state_runs,), (horizon,), (rows,) = step.sides, work.state_runs, work.horizons, work.arrivals
         since = None if horizon.previous is None else self.windows.open_from(horizon.previous)
         stored = ReplaceableRows(state_runs, since, side.segment_schema())
-        failures, late, added = PairFailures(), 0, None
-        yield from self._close(step, stored, horizon, failures, ordered=work.ordered)
+        output, late, added = _RankedOutput(step, self.totals), 0, None
+        yield from self._close(step, stored, horizon, output, ordered=work.ordered)
         if horizon.current is not None:
             open_from = self.windows.open_from(horizon.current)
             stored.forget(open_from)
@@ -139,15 +141,16 @@ class FirstRows(ByWindows, Ranking):
                 on_time = rows.filter(pa.array(rows.column(TS).to_numpy() >= open_from))
                 late, rows = rows.num_rows - on_time.num_rows, on_time
         if rows is not None and rows.num_rows:
-            added = self._add(step, as_segment(side, rows), stored, failures)
+            added = self._add(step, as_segment(side, rows), stored, output.failures)
         return StepResult(
             added=(added,),
             flags=(stored.flags(),),
             finished=stored.finished(),
             dropped=({"late": late} if late else {},),
             lookups=(0 if rows is None else rows.num_rows,),
-            failed=failures.count,
-            filtered=failures.filtered,
+            failed=output.failures.count,
+            filtered=output.failures.filtered,
+            unfit=tuple(output.unfit),
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
@@ -156,7 +159,7 @@ class FirstRows(ByWindows, Ranking):
     # --- ranking ------------------------------------------------------------------------------------------------------
 
     def _close(
-        self, step: StepSpec, stored: ReplaceableRows, horizon: Horizon, failures: PairFailures, *, ordered: bool
+        self, step: StepSpec, stored: ReplaceableRows, horizon: Horizon, output: _RankedOutput, *, ordered: bool
     ) -> Iterator[pa.RecordBatch]:
         """Emit the windows that the horizon closes."""
         closing = self.windows.closing(horizon)
@@ -175,8 +178,7 @@ class FirstRows(ByWindows, Ranking):
             bounds = within(self.windows.numbers_of(rows.column(TS).to_numpy()), closing)
             for numbers in cut_by_window([bounds]):
                 for pairs in cut_pairs(step, ranked.first_of_windows(bounds, numbers)):
-                    shown = apply_filter(step, pairs, failures)
-                    yield project(step, shown, failures, ordered=ordered, arrived=None)
+                    yield project(step, output.emitted(pairs), output.failures, ordered=ordered, arrived=None)
 
     def _add(
         self, step: StepSpec, arrivals: pa.RecordBatch, stored: ReplaceableRows, failures: PairFailures
@@ -194,6 +196,55 @@ class FirstRows(ByWindows, Ranking):
         stored.remove(gathered, ~first[:before])
         added = arrivals.filter(pa.array(first[before:]))
         return Run.sort(added) if added.num_rows else None
+
+
+_MISFIT = "$misfit."
+"""Begins the name of the column that says why a total does not fit."""
+
+
+class _RankedOutput:
+    """Decides which ranked rows are emitted. `failures` counts others, and `unfit` are those that need a total which
+    does not fit its type (R9)."""
+
+    def __init__(self, step: StepSpec, totals: Sequence[AggregateCall]) -> None:
+        self._step, self._totals = step, totals
+        self._in_condition = {ref.column for ref in step.filter.columns} if step.filter is not None else set()
+        self._in_row = {output.step_column for output in step.output} | {
+            ref.column for output in step.output if output.expression is not None for ref in output.expression.columns
+        }
+        self.failures, self.unfit = PairFailures(), list[UnfitRows]()
+
+    def emitted(self, pairs: Pairs) -> Pairs:
+        """Return the rows that are emitted. A row whose condition reads a total that does not fit is not: nobody can
+        tell whether the row meets it."""
+        undecided = self._misfits(pairs, self._in_condition)
+        passed = apply_filter(self._step, pairs.where(~undecided), self.failures)
+        unfit = self._misfits(passed, self._in_row)
+        self._note(pairs.where(undecided))
+        self._note(passed.where(unfit))
+        return passed.where(~unfit)
+
+    def _misfits(self, pairs: Pairs, names: Collection[str | None]) -> np.ndarray:
+        """bool[n]: the rows for which a total of these names does not fit."""
+        rows = np.zeros(len(pairs), dtype=bool)
+        for call in self._totals:
+            if call.name in names and _MISFIT + call.name in pairs.totals:
+                rows |= pairs.totals[_MISFIT + call.name].is_valid().to_numpy(zero_copy_only=False)
+        return rows
+
+    def _note(self, pairs: Pairs) -> None:
+        if not len(pairs):
+            return
+        (side,) = self._step.sides
+        assert pairs.left is not None, "ranked rows are of one side"
+        assert pairs.windows is not None, "ranked rows have windows"
+        columns = {name: gather(side, pairs.left, name) for name in side.intake.stored if name not in RANK_COLUMNS}
+        columns |= {name: pa.array(values) for name, values in zip(RANK_COLUMNS, pairs.windows, strict=True)}
+        columns |= {name: values for name, values in pairs.totals.items() if not name.startswith(_MISFIT)}
+        texts = [values.to_pylist() for name, values in pairs.totals.items() if name.startswith(_MISFIT)]
+        reasons = ["; ".join(filter(None, of_row)) for of_row in zip(*texts, strict=True)]
+        self.failures.count += len(pairs)
+        self.unfit.append(UnfitRows(pa.record_batch(columns), side.intake.keys, reasons))
 
 
 class _RankedRows:
@@ -248,13 +299,17 @@ class _RankedRows:
         return Pairs(Selection(self._rows, member[order]), None, (*in_years, row_numbers), totals)
 
     def totals_of(self, member: np.ndarray, groups: Groups) -> dict[str, pa.Array]:
-        """Return the value of each total for each of the rows `member` (int64[m]), which `groups` are made of."""
+        """Return the value of each total for each of the rows `member` (int64[m]), which `groups` are made of. Of a
+        total that does not fit its type for some of them, a further column has the reasons."""
         totals, rows = dict[str, pa.Array](), Selection(self._rows, member)
         for call in self._kind.totals:
             accumulated = accumulator(call)
             values = gather(self._side, rows, call.column) if call.column else None
-            result = accumulated.result(accumulated.fold(values, self._ts[member], groups))
-            totals[call.name] = result.take(pa.array(groups.number))
+            states = accumulated.fold(values, self._ts[member], groups)
+            totals[call.name] = accumulated.result(states).take(pa.array(groups.number))
+            if misfits := accumulated.find_misfits(states):
+                reasons = [misfit_text(call, misfits[n]) if n in misfits else None for n in range(groups.count)]
+                totals[_MISFIT + call.name] = pa.array(reasons, pa.string()).take(pa.array(groups.number))
         return totals
 
     def _numbers_of(self, rank: Rank, member: np.ndarray, group: np.ndarray) -> np.ndarray:
