@@ -245,7 +245,10 @@ def fixed_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]:
     size = draw(st.integers(1, 8))
     slide = draw(st.integers(1, size))
     return {
-        "window": draw(st.sampled_from([{"tumbling": ms(size)}, {"hopping": {"size": ms(size), "slide": ms(slide)}}])),
+        "window": {
+            **draw(st.sampled_from([{"tumbling": ms(size)}, {"hopping": {"size": ms(size), "slide": ms(slide)}}])),
+            **draw(st.sampled_from([{}, {"offset": ms(draw(st.integers(0, size - 1)))}])),
+        },
         "type": draw(st.sampled_from(TYPES)),
         "keys": draw(key_pairs(left, right)),
         "allowedLateness": ms(draw(st.sampled_from([0, 0, 1, 5]))),

@@ -15,6 +15,7 @@ from engine import sim_kafka
 from engine.sim_jobs import CHAIN, INNER, parsed
 from engine.simulation import World
 from joinery_runtime.core.compile.jobs import compile_join
+from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.as_of import AsOfJoin
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline.spec import Pipeline
@@ -279,7 +280,7 @@ def test_the_other_side_of_an_interval_lets_rows_go() -> None:
 
 
 def test_of_a_window_the_slowest_side_lets_rows_go() -> None:
-    windows = of_kind(WindowJoin(10, 10))
+    windows = of_kind(WindowJoin(Windows(10, 10)))
     paused = full("left", pipeline=windows)
     assert paused.stuck_error(reading("orders", marks={"orders": 100, "payments": 50})) is None
     assert paused.stuck_error(reading("orders", marks={"orders": 100, "payments": None})) is None

@@ -230,6 +230,11 @@ def test_a_time_that_the_chain_joined_before_trails_by_the_bounds_between():
     [
         (chains.window(tumbling="1h"), (3_610_000,) * 2, "window: 1h long, one after the other"),
         (
+            chains.window(tumbling="1h", offset="10m", timeZone="Europe/Zurich"),
+            (3_610_000,) * 2,
+            "window: 1h long, one after the other, aligned to local midnight in Europe/Zurich, 10m [offset] after",
+        ),
+        (
             {**chains.window(hopping={"size": "1h", "slide": "10m"}), "allowedLateness": "1s", "type": "full"},
             (3_611_000,) * 2,
             "window: 1h long, one starts every 10m; a pair is emitted once per window that holds both",

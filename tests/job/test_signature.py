@@ -261,6 +261,16 @@ BY_TWO = as_of(keys={"orders.currency": "rates.currency", "orders.amount": "rate
         (window(tumbling="20ms"), window(hopping={"size": "20ms", "slide": "10ms"}), "was tumbling, it is now hopping"),
         (window(tumbling="1h"), window(tumbling="2h"), "the window's size was 1h, it is now 2h, which would cut"),
         (
+            window(tumbling="24h"),
+            window(tumbling="24h", offset="6h"),
+            "the windows' offset was 0s, it is now 6h, which would cut windows that are open",
+        ),
+        (
+            window(tumbling="24h", timeZone="Europe/Zurich"),
+            window(tumbling="24h"),
+            "the windows' time zone was Europe/Zurich, it is now UTC, which would cut windows that are open",
+        ),
+        (
             window(hopping={"size": "20ms", "slide": "10ms"}),
             window(hopping={"size": "20ms", "slide": "20ms"}),
             "the window's slide was 10ms, it is now 20ms",
@@ -272,6 +282,12 @@ BY_TWO = as_of(keys={"orders.currency": "rates.currency", "orders.amount": "rate
 def test_refuses_changes_of_a_step(before: Any, after: Any, words: str) -> None:
     (refused,) = compare(signature_of(before), signature_of(after)).refused
     assert words in refused
+
+
+def test_windows_from_midnight_utc_are_signed_as_before_they_could_begin_elsewhere() -> None:
+    plain, moved = signature_of(window(tumbling="24h")), signature_of(window(tumbling="24h", offset="0s"))
+    assert plain == moved
+    assert not {"offset", "timeZone"} & plain["steps"][0].keys()
 
 
 def test_refuses_another_table_key() -> None:

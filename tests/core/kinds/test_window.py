@@ -12,13 +12,14 @@ from core.kinds.window_steps import Joined, Row, Shard, in_trace_order, one_hash
 from core.step_runs import ran
 from joinery_runtime.core.kinds import cells, window
 from joinery_runtime.core.kinds import rows as core_rows
+from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 
-HOUR = WindowJoin(60, 60)
-HOPPING = WindowJoin(60, 20)
+HOUR = WindowJoin(Windows(60, 60))
+HOPPING = WindowJoin(Windows(60, 20))
 
 
 def once(*rows: Joined) -> Counter[Joined]:
@@ -80,7 +81,7 @@ def test_a_preserved_row_is_padded_once_per_window_without_a_partner() -> None:
 
 def test_a_size_that_is_no_multiple_of_the_slide() -> None:
     # Windows of 7 every 3: 7 is in [3, 10) and [6, 13); 5 in [0, 7) and [3, 10).
-    rule = WindowJoin(7, 3)
+    rule = WindowJoin(Windows(7, 3))
     expected = once((1, 11, 3, 10), (1, None, 6, 13))
     assert closed(rule, "left", [Row("a", 7, 1)], [Row("a", 5, 11)]) == expected
 
@@ -188,7 +189,7 @@ def test_a_hot_key_goes_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) 
 def test_very_many_windows_of_a_row_go_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (cells, window, core_rows):
         monkeypatch.setattr(module, "PROJECTED_ROWS", 100)
-    shard = Shard(window_step(WindowJoin(1000, 1), "full"))
+    shard = Shard(window_step(WindowJoin(Windows(1000, 1)), "full"))
     out = shard.epoch(None, [Row("a", 5, 1), Row(None, 5, 2)], [Row("a", 6, 11)])
     assert out == once(*((2, None, start, start + 1000) for start in range(-994, 6)))
     out = shard.epoch(END_OF_TIME)

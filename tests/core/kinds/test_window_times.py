@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.kinds.window_steps import window_step
+from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline import times
@@ -13,9 +14,9 @@ from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME
 from joinery_runtime.core.table.segment import SegmentMeta
 
-HOUR = WindowJoin(60, 60)
-HOPPING = WindowJoin(60, 20)
-WINDOWS = [HOUR, HOPPING, WindowJoin(7, 3), WindowJoin(1, 1)]
+HOUR = WindowJoin(Windows(60, 60))
+HOPPING = WindowJoin(Windows(60, 20))
+WINDOWS = [HOUR, HOPPING, WindowJoin(Windows(7, 3)), WindowJoin(Windows(1, 1))]
 
 
 def closes(kind: WindowJoin | SessionWindowJoin, ts_min: int, ts_max: int, horizon: Horizon) -> bool:
@@ -41,18 +42,18 @@ def closes(kind: WindowJoin | SessionWindowJoin, ts_min: int, ts_max: int, horiz
     ],
 )
 def test_the_lowest_time_that_is_still_in_an_open_window(rule: WindowJoin, closed: int, expected: int) -> None:
-    assert rule.open_from(closed) == expected
+    assert rule.windows.open_from(closed) == expected
 
 
 def windows_at(rule: WindowJoin, ts: int) -> list[tuple[int, int]]:
-    starts = [start for start in range(ts - rule.size + 1, ts + 1) if start % rule.slide == 0]
-    return [(start, start + rule.size) for start in starts]
+    starts = [start for start in range(ts - rule.windows.size + 1, ts + 1) if start % rule.windows.every == 0]
+    return [(start, start + rule.windows.size) for start in starts]
 
 
 @pytest.mark.parametrize("rule", WINDOWS)
 def test_below_it_every_window_is_closed_and_from_it_one_is_open(rule: WindowJoin) -> None:
     for closed in range(-70, 71):
-        since = rule.open_from(closed)
+        since = rule.windows.open_from(closed)
         assert max(end for _, end in windows_at(rule, since - 1)) <= closed
         assert max(end for _, end in windows_at(rule, since)) > closed
 
@@ -84,9 +85,9 @@ def test_the_ends_of_time(rule: WindowJoin) -> None:
 
 
 def test_nothing_closes_while_no_end_is_reached() -> None:
-    assert HOUR.closing(Horizon(60, 119)) is None
-    assert HOUR.closing(Horizon(60, 120)) == (1, 1)
-    assert HOUR.closing(Horizon(None, None)) is None
+    assert HOUR.windows.closing(Horizon(60, 119)) is None
+    assert HOUR.windows.closing(Horizon(60, 120)) == (1, 1)
+    assert HOUR.windows.closing(Horizon(None, None)) is None
 
 
 def test_a_session_may_close_when_the_horizon_moves_past_the_gap_of_the_first_row() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from budget import examples
 from core.cases import HISTORIES
 from core.step_runs import Ran, ran
-from joinery_devkit.oracle.windowed import spans_of
+from joinery_devkit.oracle.model import spans_of
 from joinery_runtime.core.aggregates import AggregateCall
 from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.windowed.kind import WindowAggregation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -13,12 +14,16 @@ from hypothesis import strategies as st
 from budget import examples
 from core.kinds.window_brute_force import SessionBruteForce, TumblingBruteForce
 from core.kinds.window_steps import PRESERVED, Joined, Row, Shard, WindowRule, one_hash, real_hash, window_step
+from core.random_windows import CHANGES, HOUR
+from core.random_windows import LOCAL_WINDOWS as ANY_LOCAL_WINDOWS
 from joinery_runtime.core.kinds import cells, window
 from joinery_runtime.core.kinds import rows as core_rows
+from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME
 
+LOCAL_WINDOWS = [window for window in ANY_LOCAL_WINDOWS if "cumulative" not in window]
 RESIDUAL = "l.v % 3 <> r.v % 3"
 # v is the position in the history: unique.
 Facts = tuple[int, str | None, int, bool]  # side, key, ts, good
@@ -29,7 +34,12 @@ facts = st.tuples(
     st.sampled_from([True] * 5 + [False]),
 )
 epochs = st.lists(st.tuples(st.integers(0, 9), st.lists(facts, max_size=7), st.booleans()), min_size=1, max_size=6)
-tumbling = st.builds(lambda slide, more: WindowJoin(slide + more, slide), st.integers(1, 5), st.integers(0, 6))
+tumbling = st.builds(
+    lambda slide, more, offset: WindowJoin(Windows(slide + more, slide, offset)),
+    st.integers(1, 5),
+    st.integers(0, 6),
+    st.integers(0, 4),
+)
 sessions = st.builds(SessionWindowJoin, st.integers(1, 6))
 kinds = st.sampled_from(sorted(PRESERVED))
 hashers = st.sampled_from([real_hash, one_hash])
@@ -74,6 +84,25 @@ def test_every_epoch_puts_out_the_same(
             shard.compact()
     if isinstance(rule, SessionWindowJoin):
         assert shard.segments == ([], []), "what has gone out is finished"
+
+
+@QUICK
+@given(window=st.sampled_from(LOCAL_WINDOWS), change=st.sampled_from(CHANGES), kind=kinds, history=epochs)
+def test_windows_of_a_zone_also_around_a_change_of_its_clocks(
+    window: Any, change: tuple[str, str], kind: str, history: Any
+) -> None:
+    lengths = {name: hours * HOUR for name, hours in next(iter(window.values())).items()}
+    size, zone = lengths["size"], change[0]
+    rule = WindowJoin(Windows(size, lengths.get("slide", size), lengths.get("offset", 0), zone=zone))
+    changed = round(datetime.fromisoformat(change[1]).timestamp() * 1000)
+    shard, expected = Shard(window_step(rule, kind)), brute_force(rule, kind, differ=False)
+    now, seen = changed - 15 * HOUR, 0
+    for step, row_facts, _ in [*history, (END_OF_TIME, [], False)]:
+        now = min(now + step * HOUR, END_OF_TIME)
+        rows = arrivals([(side, key, changed + ts * HOUR, good) for side, key, ts, good in row_facts], seen)
+        seen += len(row_facts)
+        assert shard.epoch(now, *rows) == expected.epoch(now, rows)
+        assert shard.late() == tuple(expected.late)
 
 
 @QUICK

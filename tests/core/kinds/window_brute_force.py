@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from core.kinds.window_steps import PRESERVED, Joined, Row
+from joinery_devkit.oracle.model import hopping_spans
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline.sides import SIDES
@@ -64,9 +65,8 @@ class TumblingBruteForce:
                 yield padded(side, row, window)
 
     def _windows(self, ts: int) -> list[Window]:
-        size, slide = self.rule.size, self.rule.slide
-        starts = [start for start in range(ts - size, ts + 1) if start % slide == 0]
-        return [(start, start + size) for start in starts if start <= ts < start + size]
+        windows = self.rule.windows
+        return hopping_spans(windows.size, windows.every, windows.offset, windows.zone, ts)
 
 
 @dataclass

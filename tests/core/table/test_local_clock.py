@@ -92,3 +92,17 @@ def test_from_2100_on_clocks_stay_as_they_are(zone: str) -> None:
     clock: LocalClock = local_clock(zone)
     assert clock.since[-1] < ms("2100-01-01T00:00Z")
     assert local(zone, ms("2100-07-01T00:00Z")) - ms("2100-07-01T00:00Z") == clock.ahead[-1]
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(zone=st.sampled_from(ZONES), moment=moments, hours=st.sampled_from([1, 6, 24, 168]), ms_more=st.integers(-2, 2))
+def test_no_span_of_local_time_is_longer_than_the_longest(zone: str, moment: int, hours: int, ms_more: int) -> None:
+    clock, span = local_clock(zone), hours * HOUR
+    changes = clock.reached[1:]
+    begin = np.array([moment, *changes, *(changes - span + ms_more), *(changes + ms_more)])
+    assert (clock.first_at(begin + span) - clock.first_at(begin)).max() <= clock.longest(span)
+
+
+def test_the_longest_day_has_25_hours() -> None:
+    assert local_clock("Europe/Zurich").longest(24 * HOUR) == 25 * HOUR
+    assert local_clock("UTC").longest(24 * HOUR) == 24 * HOUR

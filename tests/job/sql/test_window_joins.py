@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import duckdb
 import polars as pl
@@ -113,6 +116,21 @@ def test_the_job_is_that_of_window(flink: str, ours: str) -> None:
     assert translated(flink) == translated(ours)
 
 
+ALIGNED = [
+    (LOCAL_DAY, {"tumbling": 86_400_000, "timeZone": "Europe/Zurich"}),
+    ("INTERVAL 1 DAY, INTERVAL 6 HOUR, 'Europe/Zurich'",
+     {"tumbling": 86_400_000, "offset": 21_600_000, "timeZone": "Europe/Zurich"}),
+    ("INTERVAL 1 HOUR, INTERVAL '-10' MINUTE", {"tumbling": 3_600_000, "offset": 3_000_000}),
+    ("INTERVAL 1 HOUR, INTERVAL 2 HOUR", {"tumbling": 3_600_000}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lengths", "window"), ALIGNED)
+def test_windows_have_an_offset_and_a_zone(lengths: str, window: dict[str, Any]) -> None:
+    joined = f"FROM {tumble('a', lengths)} l JOIN {tumble('b', lengths)} r ON l.id = r.id AND {SAME_WINDOW}"
+    assert translated(f"SELECT l.a, r.b {joined}").steps[0]["window"] == window
+
+
 KEY = "l.id = r.id"
 REJECTED = [
     (f"SELECT l.a FROM {tumble('a')} l JOIN {tumble('b')} r ON {KEY} AND l.window_end = r.window_end",
@@ -137,9 +155,11 @@ REJECTED = [
     (f"SELECT l.a FROM {tumble('a', f'{MINUTES}, {MINUTES}')} l JOIN {tumble('b', f'{MINUTES}, {MINUTES}')} r "
      f"ON {KEY} AND {SAME_WINDOW}", None),
     (f"SELECT l.a FROM {tumble('a', MINUTES + ', INTERVAL 1 MINUTE')} l JOIN {tumble('b')} r "
-     f"ON {KEY} AND {SAME_WINDOW}", "the windows of a join begin at midnight UTC"),
-    (f"SELECT l.a FROM {tumble('a', LOCAL_DAY)} l JOIN {tumble('b', LOCAL_DAY)} r "
-     f"ON {KEY} AND {SAME_WINDOW}", "leave 'Europe/Zurich' out, or group rows by local days behind joins"),
+     f"ON {KEY} AND {SAME_WINDOW}", "these windows are not those of 'l'"),
+    (f"SELECT l.a FROM {tumble('a', LOCAL_DAY)} l JOIN {tumble('b', LOCAL_DAY.replace('Zurich', 'Paris'))} r "
+     f"ON {KEY} AND {SAME_WINDOW}", "these windows are not those of 'l'"),
+    (f"SELECT l.a FROM {tumble('a', LOCAL_DAY.replace('Zurich', 'Atlantis'))} l JOIN {tumble('b')} r "
+     f"ON {KEY} AND {SAME_WINDOW}", "'Europe/Atlantis' is no time zone"),
     (f"SELECT l.a FROM {hop('a').replace('HOP', 'CUMULATE')} l JOIN {hop('b').replace('HOP', 'CUMULATE')} r "
      f"ON {KEY} AND {SAME_WINDOW}", "CUMULATE(...) is for groups"),
     (f"SELECT l.a FROM {tumble('a').replace('TUMBLE', 'SESSION')} l "
@@ -230,3 +250,28 @@ def test_the_rows_are_those_of_duckdb(name: str, tmp_path: Path) -> None:
     emitted = run_job(job, tmp_path).rows()
     assert Counter(emitted) == Counter(duckdb.sql(truth).fetchall())
     assert len(emitted) > 5
+
+
+@pytest.mark.filterwarnings("ignore:stateStore is memory")
+def test_the_pairs_of_a_local_day_are_those_of_duckdb(tmp_path: Path) -> None:
+    chance, inputs, day = random.Random(7), list[dict[str, Any]](), "INTERVAL 1 DAY, 'Europe/Berlin'"
+    midnights = [datetime(2026, 3, day, tzinfo=ZoneInfo("Europe/Berlin")).timestamp() for day in range(26, 32)]
+    bounds = [round(midnight * 1000) for midnight in midnights]
+    for table in ("a", "b"):
+        times = sorted(chance.randrange(bounds[0], bounds[-1]) for _ in range(100))
+        rows = pl.DataFrame({"id": [chance.choice("abcdefgh") for _ in times], table: range(100), "ts": times})
+        rows.write_csv(tmp_path / f"{table}.csv")
+        schema = [{"name": "id", "type": "string"}, {"name": table, "type": "int64"}, {"name": "ts", "type": "int64"}]
+        inputs.append(stream(table, schema=schema, file={"path": f"{table}.csv"}, format="csv"))
+    sql = f"SELECT l.a, r.b, window_start, window_end FROM {read(tumble('a', day))} l "
+    sql += f"LEFT JOIN {read(tumble('b', day))} r ON l.id = r.id AND {SAME_WINDOW}"
+    emitted = run_job(document(inputs=inputs, sql=sql, stateStore={"memory": {}}), tmp_path).rows()
+    sides = {
+        name: f"(SELECT * FROM '{tmp_path}/{name}.csv' JOIN days ON ts >= window_start AND ts < window_end)"
+        for name in ("a", "b")
+    }
+    truth = f"WITH days(window_start, window_end) AS (VALUES {', '.join(map(str, pairwise(bounds)))}) "
+    truth += f"SELECT l.a, r.b, l.window_start, l.window_end FROM {sides['a']} l "
+    truth += f"LEFT JOIN {sides['b']} r ON l.id = r.id AND {SAME_WINDOW}"
+    assert Counter(emitted) == Counter(duckdb.sql(truth).fetchall())
+    assert len({row[2:] for row in emitted}) == 5

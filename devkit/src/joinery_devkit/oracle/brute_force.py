@@ -91,9 +91,7 @@ def _fixed(step: Step, rule: WindowRule, before: Sequence[str]) -> Callable[[Joi
     def windows(row: Joined) -> list[Window]:
         if row.window is not None:  # of a step before (W5)
             return [row.window]
-        ts = _time(step, before, row)
-        nearby = range((ts - rule.size) // rule.slide, ts // rule.slide + 1)
-        return [(n * rule.slide, n * rule.slide + rule.size) for n in nearby if 0 <= ts - n * rule.slide < rule.size]
+        return rule.spans(_time(step, before, row))
 
     return windows
 

@@ -16,10 +16,11 @@ from types import MappingProxyType
 from joinery_devkit.oracle.deduplication import DeduplicationOracle
 from joinery_devkit.oracle.horizons import Time, as_watermark
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, Oracle, SideBatches, Watermarks
+from joinery_devkit.oracle.model import Span
 from joinery_devkit.oracle.rows import END, Row
 from joinery_devkit.oracle.sessions import SessionOracle
 from joinery_devkit.oracle.top_n import TopNOracle
-from joinery_devkit.oracle.windowed import Span, WindowOracle, WindowShape, own_span
+from joinery_devkit.oracle.windowed import WindowOracle, WindowShape, own_span
 
 
 class ComposedOracle:

@@ -154,7 +154,7 @@ class ChainTimes:
         if name == WINDOW:
             windows = next(step for step in self._steps if isinstance(step.rule, WindowRule))
             assert isinstance(windows.rule, WindowRule), "of a window step"
-            way.append((name, 1, windows.rule.size))
+            way.append((name, 1, windows.rule.longest))
             name = windows.left_input or self._first
         while name != self._first:
             step = next(step for step in self._steps if step.right == name)
@@ -167,7 +167,7 @@ class ChainTimes:
 def bound(step: Step) -> tuple[int, int]:
     """Return the lowest and the highest distance of the right row's time from that of the step's left input."""
     if isinstance(step.rule, WindowRule):
-        return 1 - step.rule.size, step.rule.size - 1
+        return 1 - step.rule.longest, step.rule.longest - 1
     assert isinstance(step.rule, IntervalRule), "other steps count only from times that are bounded (N2)"
     return step.rule.lower, step.rule.upper
 
@@ -192,7 +192,7 @@ def _first_open(rule: WindowRule, closed: Time) -> Time:
     """Return the start of the first window whose end is above the time."""
     if math.isinf(closed):
         return closed
-    return ((int(closed) - rule.size) // rule.slide + 1) * rule.slide
+    return min(start for start, _ in rule.spans(int(closed)))
 
 
 class WatermarkOracle:

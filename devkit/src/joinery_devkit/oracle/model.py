@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from joinery_devkit.oracle.rows import Joined, Values, is_nan
+from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.join.steps import JoinStep
+from joinery_runtime.job.kinds.aggregate.model import AggregateWindow
+from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow, HoppingOfGroup, OwnWindow
 from joinery_runtime.job.model.references import EXISTENCE, JoinType, Reference, parse_reference
+
+Span = tuple[int, int]  # the start and the end of a window; the end is not in it
+_HOUR, _DAY = 3_600_000, 86_400_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 LEFT, RIGHT = 0, 1
 FILTERED_ROWS = "filtered_rows"
@@ -35,10 +45,22 @@ class IntervalRule:
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """Windows [n * slide, n * slide + size), in milliseconds; tumbling if slide equals size."""
+    """Windows [n * slide + offset, n * slide + offset + size), in milliseconds; tumbling if slide equals size. With
+    `zone`, these are local times (W7)."""
 
     size: int
     slide: int
+    offset: int = 0
+    zone: str | None = None
+
+    def spans(self, ts: int) -> list[Span]:
+        """Return the windows that hold the time."""
+        return hopping_spans(self.size, self.slide, self.offset, self.zone, ts)
+
+    @property
+    def longest(self) -> int:
+        """How long a window is at most, which bounds the distance of times in it."""
+        return Windows(self.size, self.slide, self.offset, zone=self.zone).longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +270,11 @@ def _rule(step: JoinStep) -> Rule:
     assert step.window is not None, "a step has a bound on time (J8)"
     if step.window.session is not None:
         return SessionRule(step.window.session.gap)
+    aligned = step.window.offset or 0, step.window.time_zone
     if step.window.hopping is not None:
-        return WindowRule(step.window.hopping.size, step.window.hopping.slide)
+        return WindowRule(step.window.hopping.size, step.window.hopping.slide, *aligned)
     assert step.window.tumbling is not None, "a window has one of three forms"
-    return WindowRule(step.window.tumbling, step.window.tumbling)
+    return WindowRule(step.window.tumbling, step.window.tumbling, *aligned)
 
 
 def _selected(column: str, name: str | None) -> Projection:
@@ -265,3 +288,65 @@ def _reference(text: str) -> Reference:
     reference = parse_reference(text)
     assert reference is not None, f"{text!r} is <input>.<column>"
     return reference
+
+
+# --- aligned windows, by trial (rules G1, G12 and W7) -----------------------------------------------------------------
+
+
+def spans_of(window: AggregateWindow | OwnWindow, ts: int) -> list[Span]:
+    """Return the windows of an aggregate that hold the time (G1)."""
+    cumulative = window.cumulative
+    if cumulative is None:
+        form = window.form
+        assert isinstance(form, AlignedWindow), "of aligned windows"
+        every = form.slide if isinstance(form, HoppingOfGroup) else form.size
+        return hopping_spans(form.size, every, form.offset, form.time_zone, ts)
+    steps = range(cumulative.step, cumulative.size + 1, cumulative.step)
+    if (zone := cumulative.time_zone) is not None:
+        begins = _local_begins(cumulative.size, cumulative.size, cumulative.offset, ts)
+        return _existing([(start, start + length) for start in begins for length in steps], zone, ts)
+    start = ts - (ts - cumulative.offset) % cumulative.size
+    return [(start, start + length) for length in steps if ts < start + length]
+
+
+def hopping_spans(size: int, every: int, offset: int, zone: str | None, ts: int) -> list[Span]:
+    """Return the windows that hold the time, of those that begin every so often. All in milliseconds."""
+    if zone is not None:
+        begins = _local_begins(size, every, offset, ts)
+        return _existing(((start, start + size) for start in begins), zone, ts)
+    last = ts - (ts - offset) % every
+    return [(start, start + size) for start in range(last, ts - size, -every)]
+
+
+def _local_begins(size: int, every: int, offset: int, ts: int) -> Iterator[int]:
+    """Yield the local times at which windows begin up to two days around the time."""
+    day = ts - ts % _DAY
+    reach = range(day - size - 2 * _DAY + offset % _HOUR, day + 2 * _DAY, _HOUR)
+    return (at for at in reach if (at - offset) % every == 0)
+
+
+def _existing(spans: Iterable[Span], zone: str, ts: int) -> list[Span]:
+    """Return the windows of a zone that hold the time (G12), of `spans` of local time. Of windows that end at one
+    moment, the first one counts."""
+    by_end: dict[int, Span] = {}
+    for start, end in sorted(spans, key=lambda span: span[::-1]):
+        moment = _first_at(zone, end)
+        by_end.setdefault(moment, (_first_at(zone, start), moment))
+    return [span for span in by_end.values() if span[0] <= ts < span[1]]
+
+
+@lru_cache(maxsize=100_000)
+def _first_at(zone: str, local: int) -> int:
+    """Return the first moment at which the zone's clocks show the local time or a later one, by trial: minute by
+    minute, as clocks have changed at full minutes since 1972."""
+    moment = local - 15 * _HOUR  # clocks are at most 14 hours ahead of UTC
+    while _shown(zone, moment) < local:
+        moment += 60_000
+    full = moment - moment % 60_000
+    return full if _shown(zone, full) >= local else moment
+
+
+def _shown(zone: str, moment: int) -> int:
+    """Return what the zone's clocks show, in milliseconds since 1970 by these clocks."""
+    shown = (_EPOCH + timedelta(milliseconds=moment)).astimezone(ZoneInfo(zone))
+    return round((shown.replace(tzinfo=UTC) - _EPOCH) / timedelta(milliseconds=1))

@@ -14,9 +14,9 @@ from typing import Any
 from joinery_devkit.oracle.aggregates import Judged, RowRules, names_in, sum_of
 from joinery_devkit.oracle.horizons import UNKNOWN, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
-from joinery_devkit.oracle.model import FAILED, FILTERED_ROWS
+from joinery_devkit.oracle.model import FAILED, FILTERED_ROWS, Span, spans_of
 from joinery_devkit.oracle.rows import END, Row, Selection, Values, comparable, selected
-from joinery_devkit.oracle.windowed import Span, own_span, spans_of
+from joinery_devkit.oracle.windowed import own_span
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.kinds.ranking import RankOrder, TopN
 from joinery_runtime.job.model.references import WINDOW_COLUMNS

@@ -6,78 +6,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from joinery_devkit.oracle.aggregates import Judged, RowRules, Sketch, aggregate_rows, exact
 from joinery_devkit.oracle.horizons import UNKNOWN, EarlyHorizon, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
-from joinery_devkit.oracle.model import FAILED, FILTERED_ROWS
+from joinery_devkit.oracle.model import FAILED, FILTERED_ROWS, Span, spans_of
 from joinery_devkit.oracle.rows import END, Row, Selection, Values, comparable, selected
 from joinery_runtime.job import StreamJoin
-from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation
-from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow, CumulativeOfGroup, HoppingOfGroup, OwnWindow
-
-Span = tuple[int, int]  # the start and the end of a window; the end is not in it
-_HOUR, _DAY = 3_600_000, 86_400_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def spans_of(window: AggregateWindow | OwnWindow, ts: int) -> list[Span]:
-    """Return the windows that hold the time (G1)."""
-    if isinstance(window.form, AlignedWindow) and window.form.time_zone is not None:
-        return _local_spans(window.form, window.form.time_zone, ts)
-    if window.tumbling is not None:
-        start = ts - (ts - window.tumbling.offset) % window.tumbling.size
-        return [(start, start + window.tumbling.size)]
-    if window.hopping is not None:
-        hopping = window.hopping
-        last = ts - (ts - hopping.offset) % hopping.slide
-        starts = range(last, ts - hopping.size, -hopping.slide)
-        return [(start, start + hopping.size) for start in starts]
-    cumulative = window.cumulative
-    assert cumulative is not None, "of aligned windows"
-    start = ts - (ts - cumulative.offset) % cumulative.size
-    ends = range(start + cumulative.step, start + cumulative.size + 1, cumulative.step)
-    return [(start, end) for end in ends if ts < end]
-
-
-def _local_spans(window: AlignedWindow, zone: str, ts: int) -> list[Span]:
-    """Return the windows of a zone that hold the time (G12): of all that begin up to two days around it by local time,
-    those whose moments are around it. Of windows that end at one moment, the first one counts."""
-    day = ts - ts % _DAY
-    reach = range(day - window.size - 2 * _DAY + window.offset % _HOUR, day + 2 * _DAY, _HOUR)
-    if isinstance(window, CumulativeOfGroup):
-        begins = [at for at in reach if (at - window.offset) % window.size == 0]
-        steps = range(window.step, window.size + 1, window.step)
-        spans = [(start, start + length) for start in begins for length in steps]
-    else:
-        every = window.slide if isinstance(window, HoppingOfGroup) else window.size
-        spans = [(at, at + window.size) for at in reach if (at - window.offset) % every == 0]
-    by_end: dict[int, Span] = {}
-    for start, end in sorted(spans, key=lambda span: span[::-1]):
-        moment = _first_at(zone, end)
-        by_end.setdefault(moment, (_first_at(zone, start), moment))
-    return [span for span in by_end.values() if span[0] <= ts < span[1]]
-
-
-@lru_cache(maxsize=100_000)
-def _first_at(zone: str, local: int) -> int:
-    """Return the first moment at which the zone's clocks show the local time or a later one, by trial: minute by
-    minute, as clocks have changed at full minutes since 1972."""
-    moment = local - 15 * _HOUR  # clocks are at most 14 hours ahead of UTC
-    while _shown(zone, moment) < local:
-        moment += 60_000
-    full = moment - moment % 60_000
-    return full if _shown(zone, full) >= local else moment
-
-
-def _shown(zone: str, moment: int) -> int:
-    """Return what the zone's clocks show, in milliseconds since 1970 by these clocks."""
-    shown = (_EPOCH + timedelta(milliseconds=moment)).astimezone(ZoneInfo(zone))
-    return round((shown.replace(tzinfo=UTC) - _EPOCH) / timedelta(milliseconds=1))
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
 
 
 def own_span(spans: Sequence[Span], ts: int) -> list[Span]:

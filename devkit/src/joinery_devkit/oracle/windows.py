@@ -92,8 +92,7 @@ class FixedWindows:
         if side == LEFT and self.step.one_window:
             assert row.window is not None, "no step in between pads the window (W6)"
             return [row.window]
-        size, slide, ts = self.rule.size, self.rule.slide, time_of(self.step, self.names, side, row)
-        return [(s, s + size) for s in range(ts // slide * slide, ts - size, -slide)]
+        return self.rule.spans(time_of(self.step, self.names, side, row))
 
     def is_closed(self, window: Window, closed: Time) -> bool:
         return window[1] <= closed

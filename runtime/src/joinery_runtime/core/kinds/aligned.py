@@ -59,6 +59,11 @@ class Windows:
                 return cls(window.size, window.size, window.offset, zone=window.time_zone)
 
     @property
+    def longest(self) -> int:
+        """How long in event time a window is, at most: clocks that go back make those of a zone longer than `size`."""
+        return self.size if self.zone is None else local_clock(self.zone).longest(self.size)
+
+    @property
     def pane(self) -> int:
         """The longest time such that a window holds all or none of [k * pane, (k + 1) * pane); `of_windows`: 1, because
         a pane holds one millisecond only."""
@@ -95,8 +100,14 @@ class Windows:
         position, numbers = expand_ranges(bounds[0], bounds[1] + 1)
         if self.zone is None:
             return position, numbers
-        exists = self.ends(numbers) > self.ends(numbers - 1)
+        exists = self.exist(numbers)
         return position[exists], numbers[exists]
+
+    def exist(self, numbers: np.ndarray) -> np.ndarray:
+        """bool[n]: whether there are windows with these numbers (int64[n])."""
+        if self.zone is None:
+            return np.ones(len(numbers), dtype=bool)
+        return np.asarray(self.ends(numbers) > self.ends(numbers - 1))
 
     def starts(self, numbers: np.ndarray) -> np.ndarray:
         """int64[n]: the starts of the windows with these numbers (int64[n])."""

@@ -1,4 +1,4 @@
-"""The join over tumbling and hopping windows of one shard in one epoch (rules W1-W5).
+"""The join over tumbling and hopping windows of one shard in one epoch (rules W1-W5 and W7).
 
 First the windows that the horizon closes are emitted from the state. Then arrivals are judged and kept (T3). An
 arriving row belongs to its open windows only; a row that a step before has put into a window belongs to that one. No
@@ -14,29 +14,27 @@ from typing import ClassVar, Self, cast
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.core.kinds.aligned import LastEnd, Windows
 from joinery_runtime.core.kinds.base import Join, lower_of, lower_of_both, lowest_of_left
 from joinery_runtime.core.kinds.cells import (
     Bounds,
     Members,
-    Numbers,
     WindowOutput,
     concat_selections,
     cut_by_hash,
     cut_by_window,
     within,
 )
-from joinery_runtime.core.kinds.grouping import changes, expand_ranges, number_groups
+from joinery_runtime.core.kinds.grouping import changes, number_groups
 from joinery_runtime.core.kinds.rows import PROJECTED_ROWS, Selection, run_to_add, split_joinable
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, WINDOW_END
-from joinery_runtime.core.pipeline.spec import AcceptedRow, Distance, Retention, RowTime, StepSpec
+from joinery_runtime.core.pipeline.spec import Distance, Retention, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import (
     BEGIN_OF_TIME,
-    END_OF_TIME,
     OutputWatermarks,
     Times,
     Watermark,
-    clamp,
     earlier,
 )
 from joinery_runtime.core.table.columns import HASH, TS
@@ -48,44 +46,30 @@ from joinery_runtime.job.kinds.window import Tumbling
 
 
 @dataclass(frozen=True, slots=True)
-class LastWindowEnd(RowTime):
-    """Decide by the end of the last window that holds the row."""
-
-    size: int
-    slide: int
-
-    def time_of(self, row: AcceptedRow) -> int | None:
-        return row.ts // self.slide * self.slide + self.size
-
-    def event_time_at(self, time: int) -> int:
-        return END_OF_TIME if time > END_OF_TIME else clamp(((time - 1 - self.size) // self.slide + 1) * self.slide)
-
-
-@dataclass(frozen=True, slots=True)
 class WindowJoin(Join):
-    """Joins rows in windows [n * slide, n * slide + size) of event time, with slide <= size; tumbling if slide == size.
+    """Joins rows that are in one of the `windows`, tumbling or hopping ones.
 
     The horizon is `C = min wm - allowedLateness`, one number for both sides. A window is closed when its end is <= C.
-    Bounds are Python ints, because arithmetic at the ends of int64 must not wrap around."""
+    If a step before has put left rows into windows, each has the start of its window as time, which is the last window
+    that holds this time: windows that begin at one instant, as hopping ones of a zone may, are rejected there."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Tumbling, Hopping)
 
-    size: int
-    slide: int
+    windows: Windows
     allowed_lateness: int = 0
     late_to_dead_letters: bool = False
     retention: tuple[Retention, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        retention = Retention(
-            LastWindowEnd(self.size, self.slide), "w2", kept_for_ms=self.size + self.allowed_lateness, inclusive=True
-        )
+        kept_for = self.windows.size + self.allowed_lateness
+        retention = Retention(LastEnd(self.windows), "w2", kept_for_ms=kept_for, inclusive=True)
         object.__setattr__(self, "retention", (retention, retention))
 
     @classmethod
     def of(cls, step: JoinStep, _only: bool, /) -> Self:
         matching = cast(Tumbling | Hopping, step.matching)
-        return cls(matching.size, matching.slide, step.allowed_lateness, step.late_data == "dlq")
+        windows = Windows(matching.size, matching.slide, matching.offset, zone=matching.time_zone)
+        return cls(windows, step.allowed_lateness, step.late_data == "dlq")
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
         out = WindowOutput(step, ordered=work.ordered)
@@ -109,18 +93,18 @@ class WindowJoin(Join):
     def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
         """Return the first window of a row before this time is closed already."""
         closed = horizons[side].current
-        return None if closed is None else clamp(self.last_closed(closed) * self.slide + self.size)
+        return None if closed is None else self.windows.whole_from(closed)
 
     def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
         return lower_of_both(step, lows)
 
     @property
     def bounds(self) -> tuple[int, int]:
-        return 1 - self.size, self.size - 1
+        return 1 - self.windows.longest, self.windows.longest - 1
 
     @property
     def window_ends(self) -> tuple[int, int]:
-        return 1, self.size
+        return 1, self.windows.longest
 
     def output_watermarks(
         self, step: StepSpec, lows: OutputWatermarks, horizons: Horizons, distance: Distance
@@ -129,7 +113,7 @@ class WindowJoin(Join):
         stopped: no row of a window that was closed then is emitted any more."""
         left, right = step.sides
         previous = horizons[left.part].previous
-        first_open = None if previous is None else self.open_from(previous)
+        first_open = None if previous is None else self.windows.open_from(previous)
         out = {**lowest_of_left(step, lows, first_open, distance), WINDOW_END: earlier(previous, -1)}
         return out if step.emits != "pairs" else {**out, right.time: lower_of(lows[right.time], first_open)}
 
@@ -138,53 +122,36 @@ class WindowJoin(Join):
     ) -> int | None:
         """See W2."""
         closed = horizons[step.sides[side].part].current
-        return None if closed is None else self.open_from(closed)
-
-    def open_from(self, horizon: int) -> int:
-        """Return the lowest event time of a row that is still in an open window."""
-        return self.retention[LEFT].may_leave_before(horizon)
+        return None if closed is None else self.windows.open_from(closed)
 
     def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
         """bool[n]: the rows that are in a closed hopping window and in an open one."""
-        end = clamp(self.last_closed(horizon) * self.slide + self.size)
-        return np.asarray((ts >= self.open_from(horizon)) & (ts < end))
+        return self.windows.half_closed(ts, horizon)
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
-        span = self.closing(horizon)
-        if span is None:
+        closing = self.windows.closing(horizon)
+        if closing is None:
             return False
-        lowest, highest = meta.ts_min // self.slide, meta.ts_max // self.slide
-        if not step.sides[side].one_window:
-            lowest = (meta.ts_min - self.size) // self.slide + 1
-        return max(lowest, span[0]) <= min(highest, span[1])
-
-    def last_closed(self, horizon: int) -> int:
-        """Return the number of the last window closed under the horizon; END_OF_TIME: all are."""
-        return END_OF_TIME if horizon == END_OF_TIME else (horizon - self.size) // self.slide
-
-    def closing(self, horizon: Horizon) -> Numbers | None:
-        """Return the windows that an epoch closes, `before < end <= now`. None: it closes none."""
-        if horizon.current is None:
-            return None
-        first = BEGIN_OF_TIME if horizon.previous is None else self.last_closed(horizon.previous) + 1
-        last = self.last_closed(horizon.current)
-        return (first, last) if first <= last else None
+        first, last = self.windows_of(np.array([meta.ts_min, meta.ts_max]), one_window=step.sides[side].one_window)
+        return bool(max(first[0], closing[0]) <= min(last[1], closing[1]))
 
     def windows_of(self, ts: np.ndarray, *, one_window: bool = False) -> Bounds:
         """Return the first and the last window that hold each row, by its `ts` (int64[n]). With `one_window` a row is
         in the one that starts then."""
-        last = ts // self.slide
-        return last if one_window else (ts - self.size) // self.slide + 1, last
+        first, last = self.windows.numbers_of(ts)
+        return (last if one_window else first), last
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------
 
 
 def _close(kind: WindowJoin, step: StepSpec, work: StepWork, out: WindowOutput) -> Iterator[pa.RecordBatch]:
-    closing = kind.closing(work.horizons[LEFT])
-    if closing is None:
+    horizon, windows = work.horizons[LEFT], kind.windows
+    closing = windows.closing(horizon)
+    if closing is None or horizon.current is None:
         return
-    first_start, last_end = closing[0] * kind.slide, closing[1] * kind.slide + kind.size
+    first_start = BEGIN_OF_TIME if horizon.previous is None else windows.open_from(horizon.previous)
+    last_end = windows.whole_from(horizon.current)
     left, right = (
         [
             Selection(run.batch, np.flatnonzero((run.ts >= first_start) & (run.ts < last_end)))
@@ -196,14 +163,14 @@ def _close(kind: WindowJoin, step: StepSpec, work: StepWork, out: WindowOutput) 
         batches = [concat_selections(step.sides[side], piece[side]) for side in SIDES]
         bounds = []
         for spec, batch in zip(step.sides, batches, strict=True):
-            windows = kind.windows_of(batch.column(TS).to_numpy(), one_window=spec.one_window)
-            bounds.append(within(windows, (clamp(closing[0]), clamp(closing[1]))))
+            numbers_of_rows = kind.windows_of(batch.column(TS).to_numpy(), one_window=spec.one_window)
+            bounds.append(within(numbers_of_rows, closing))
         for numbers in cut_by_window(bounds):
             yield from out.close(_in_cells(kind, batches, [within(b, numbers) for b in bounds]))
 
 
 def _in_cells(kind: WindowJoin, batches: Sequence[pa.RecordBatch], bounds: Sequence[Bounds]) -> tuple[Members, Members]:
-    spreads = [expand_ranges(first, last + 1) for first, last in bounds]
+    spreads = [kind.windows.expand(numbers) for numbers in bounds]
     hashes = np.concatenate([batches[side].column(HASH).to_numpy()[spreads[side][0]] for side in SIDES])
     numbers = np.concatenate([number for _, number in spreads])
     order = sort_order(hashes, numbers)
@@ -214,8 +181,7 @@ def _in_cells(kind: WindowJoin, batches: Sequence[pa.RecordBatch], bounds: Seque
 
 def _side(kind: WindowJoin, batch: pa.RecordBatch, spread: tuple[np.ndarray, np.ndarray], cells: np.ndarray) -> Members:
     row, number = spread
-    start = number * kind.slide
-    return Members(Selection(batch, row), cells, start, start + kind.size)
+    return Members(Selection(batch, row), cells, kind.windows.starts(number), kind.windows.ends(number))
 
 
 # --- arrivals ---------------------------------------------------------------------------------------------------------
@@ -230,12 +196,13 @@ def _arrive(
         return None, {}
     ts = rows.column(TS).to_numpy()
     # A row is late if all of its windows are closed (W2).
-    late = np.zeros(len(ts), dtype=bool) if closed is None else ts < kind.open_from(closed)
+    late = np.zeros(len(ts), dtype=bool) if closed is None else ts < kind.windows.open_from(closed)
     joinable, unjoinable = split_joinable(spec, rows.filter(pa.array(~late)))
     # A row that cannot match is emitted at once, in each window that is still open (O2, W3).
     first, last = kind.windows_of(unjoinable.column(TS).to_numpy(), one_window=spec.one_window)
-    first = np.maximum(first, clamp(BEGIN_OF_TIME if closed is None else kind.last_closed(closed) + 1))
+    first = np.maximum(first, kind.windows.open(closed)[0])
     for row, number in list_pairs((np.arange(len(first)), first, last + 1), PROJECTED_ROWS):
-        start = number * kind.slide
-        yield from out.pad_arrivals(side, Selection(unjoinable, row), start, start + kind.size)
+        exists = kind.windows.exist(number)
+        position, n = row[exists], number[exists]
+        yield from out.pad_arrivals(side, Selection(unjoinable, position), kind.windows.starts(n), kind.windows.ends(n))
     return run_to_add(spec, joinable), {"late": int(late.sum())} if late.any() else {}

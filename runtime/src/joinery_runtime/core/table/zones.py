@@ -90,6 +90,14 @@ class LocalClock:
         period = np.searchsorted(self.reached[1:], local, side="left")
         return np.asarray(np.maximum(local - self.ahead[period], self.since[period]))
 
+    def longest(self, span: int) -> int:
+        """Return how many milliseconds of UTC pass at most from a local time to the one `span` milliseconds later.
+
+        Between the local times at which clocks change, what passes only grows or shrinks, so these decide."""
+        changes = np.concatenate([self.reached[1:], self.reached[1:] + 1, self.since[1:] + self.ahead[1:]])
+        begin = np.concatenate([[0], changes, changes - span])
+        return int((self.first_at(begin + span) - self.first_at(begin)).max())
+
 
 @cache
 def local_clock(zone: str) -> LocalClock:

@@ -31,16 +31,21 @@ class WindowDescription(JoinDescription[WindowJoin]):
 
     @property
     def reach_text(self) -> str:
-        return f"one window ({format_duration(self.kind.size)} long, every {format_duration(self.kind.slide)})"
+        windows = self.kind.windows
+        return f"one window ({format_duration(windows.size)} long, every {format_duration(windows.every)})"
 
     def ms_out_of_reach(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """Return how far the later row is past the end of the earlier row's last window. A left row that is in one
         window has the start of it as time."""
         if self.step.sides[LEFT].one_window:
-            return np.asarray(np.maximum(np.maximum(left - right, right - left - self.kind.size + 1), 0))
+            end = self._last_ends(left)
+            return np.asarray(np.maximum(np.maximum(left - right, right - end + 1), 0))
         earlier_one, later_one = np.minimum(left, right), np.maximum(left, right)
-        end = self.kind.windows_of(earlier_one)[1] * self.kind.slide + self.kind.size
-        return np.asarray(np.maximum(later_one - end + 1, 0))
+        return np.asarray(np.maximum(later_one - self._last_ends(earlier_one) + 1, 0))
+
+    def _last_ends(self, ts: np.ndarray) -> np.ndarray:
+        """int64[n]: the ends of the last windows that hold the times (int64[n])."""
+        return self.kind.windows.ends(self.kind.windows.numbers_of(ts)[1])
 
     def eviction_condition(self, row: AcceptedRow, epoch_times: EpochTimes) -> str:
         end, slower = format_time(self.deciding_time(row)), self.slower_watermark(epoch_times)
@@ -51,8 +56,9 @@ class WindowDescription(JoinDescription[WindowJoin]):
 
     def _row_status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
         one_window = self.step.sides[row.side].one_window
-        first, last = (int(n[0]) for n in self.kind.windows_of(np.array([row.ts]), one_window=one_window))
-        spans = [(n * self.kind.slide, n * self.kind.slide + self.kind.size) for n in range(first, last + 1)]
+        windows = self.kind.windows
+        _, numbers = windows.expand(self.kind.windows_of(np.array([row.ts]), one_window=one_window))
+        spans = list(zip(windows.starts(numbers).tolist(), windows.ends(numbers).tolist(), strict=True))
         closed_to = epoch_times.horizon(self.step.sides[row.side].part)
         open_ = [span for span in spans if closed_to is None or span[1] > closed_to]
         named = ", ".join(f"{format_time(start)} to {format_time(end)}" for start, end in open_)

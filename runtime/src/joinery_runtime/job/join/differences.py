@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from joinery_runtime.job.join.steps import STEP_KINDS
+from joinery_runtime.job.kinds.aggregate.windows import signed_window_text
 from joinery_runtime.job.kinds.ranking import RANKING_KINDS, Deduplication, RankingKind
 from joinery_runtime.job.kinds.session.signature import aggregate_incompatibilities, aggregate_warnings
 from joinery_runtime.job.model.duration import format_duration, format_time
@@ -202,8 +203,8 @@ def _compare_step(was: Signed, now: Signed, new: Signed, number: int) -> Iterato
         yield f"the step counted from the time of {before}, it now counts from that of {after}"
     for field, words in _FIXED.items():
         if was.get(field) != now.get(field):
-            times = [format_duration(step[field]) for step in (was, now)]
-            yield f"the {words} was {times[0]}, it is now {times[1]}, which would cut windows that are open"
+            texts = [signed_window_text(field, step.get(field, 0)) for step in (was, now)]
+            yield f"the {words} was {texts[0]}, it is now {texts[1]}, which would cut windows that are open"
     for side, prefix in _name_prefixes(now, new, number).items():
         yield from _compare_types(was["stored"][side], now["stored"][side], prefix)
 

@@ -49,9 +49,8 @@ class JoinPipeline(Job):
             "write it beside size, as in tumbling: {size: 24h, timeZone: Europe/Zurich}",
         ),
         **dict.fromkeys(
-            (f"{window}.timeZone" for window in ("joins.window", "joins.window.hopping")),
-            "the windows of a join begin at midnight UTC (rule W1); leave it out, or count rows by local days in an "
-            "aggregate behind the join, whose windows have a timeZone",
+            (f"joins.window.hopping.{name}" for name in ("offset", "timeZone")),
+            "write it beside hopping, as in window: {hopping: {size: 48h, slide: 24h}, timeZone: Europe/Zurich}",
         ),
     }
     row_fields: ClassVar[frozenset[str]] = frozenset(

@@ -1,19 +1,26 @@
-"""Window steps: rows match that are in one window (rules W1-W6), tumbling, hopping, or a session of both sides."""
+"""Window steps: rows match that are in one window (rules W1-W7), tumbling, hopping, or a session of both sides."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, PrivateAttr
+from pydantic import AfterValidator, Field, PrivateAttr
 
+from joinery_runtime.job.kinds.aggregate.windows import (
+    alignment,
+    local_length_problem,
+    offset_problem,
+    signed_alignment,
+)
 from joinery_runtime.job.kinds.base import Chain, StepKind, StepWords, milliseconds
-from joinery_runtime.job.model.base import Length, Model, Text
+from joinery_runtime.job.model.base import Length, Model, PositiveDuration, Text
 from joinery_runtime.job.model.cel import Rule, exactly_one, positive, time
 from joinery_runtime.job.model.draft import Finding, JobDraft, StepDraft, dig, padded_inputs
 from joinery_runtime.job.model.draft import exactly_one as one_of
 from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.time_formats import checked_zone
 from joinery_runtime.job.model.wording import either
 
 
@@ -27,6 +34,29 @@ def _check_window(draft: JobDraft) -> Iterator[Finding]:
             raw = dig(window, "hopping")
             facts = f"slide ({raw['slide']}) is longer than size ({raw['size']}), so rows between windows would be lost"
             yield (*at, "hopping", "slide"), f"{facts}; write at most the size"
+        for where, problem in _alignment_problems(window):
+            yield (*at, *where), problem
+
+
+_LENGTHS = (("tumbling",), ("hopping", "size"), ("hopping", "slide"))
+_ALIGNED = ("offset", "timeZone")
+
+
+def _alignment_problems(window: Any) -> Iterator[Finding]:
+    """Check from where the windows count. Places are below that of the window."""
+    if dig(window, "session") is not None:
+        for name in _ALIGNED:
+            if dig(window, name) is not None:
+                yield (name,), "a session begins with a row, at whatever time that is; leave it out"
+        return
+    for where in _LENGTHS if dig(window, "timeZone") is not None else ():
+        length = milliseconds(dig(window, *where))
+        if length and (problem := local_length_problem(length)):
+            yield where, problem
+    size = milliseconds(dig(window, "tumbling")) or milliseconds(dig(window, "hopping", "size"))
+    offset = milliseconds(dig(window, "offset"))
+    if size and offset is not None and (problem := offset_problem(offset, size)):
+        yield ("offset",), problem
 
 
 def _check_one_window(draft: JobDraft) -> Iterator[Finding]:
@@ -56,6 +86,10 @@ def _check_one_window(draft: JobDraft) -> Iterator[Finding]:
             facts = f"step {before} has put the rows into other windows, and a row is in one (rule W5)"
             todo = f"write the window of step {before}, or join in these windows in a job of its own"
             yield at, f"{facts}; {todo}"
+        if dig(window, "hopping") is not None and dig(window, "timeZone") is not None:
+            facts = "where clocks go forward, several hopping windows begin at once, and rows that step"
+            facts = f"{facts} {before} has joined are known by the start of their window (rule W7)"
+            yield (*at, "timeZone"), f"{facts}; write tumbling, or join in UTC's windows in both steps"
         for other in draft.steps[before : step.number]:
             if other.data.get("window") is None and other.data.get("type") in {"right", "full"}:
                 facts = f"rows of {other.data.get('right')!r} that match nothing are in no window, and step"
@@ -64,11 +98,13 @@ def _check_one_window(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _lengths(window: Any) -> tuple[Any, ...]:
-    """Return what tells windows apart: a tumbling one is a hopping one whose slide is its size."""
+    """Return what tells windows apart: a tumbling one is a hopping one whose slide is its size. Zones are compared by
+    name."""
     tumbling = milliseconds(dig(window, "tumbling"))
     size, slide = (milliseconds(dig(window, "hopping", name)) for name in ("size", "slide"))
     gap = milliseconds(dig(window, "session", "gap"))
-    return (tumbling, tumbling, None) if tumbling is not None else (size, slide, gap)
+    aligned = milliseconds(dig(window, "offset")) or 0, dig(window, "timeZone")
+    return (tumbling, tumbling, None, *aligned) if tumbling is not None else (size, slide, gap, *aligned)
 
 
 class _Window(StepKind):
@@ -79,7 +115,13 @@ class _Window(StepKind):
     counts: ClassVar[str] = "windows count the time of"
     what_is_final: ClassVar[str] = "a window that has closed"
     windowed: ClassVar[bool] = True
-    fixed: ClassVar[Mapping[str, str]] = {"size": "window's size", "slide": "window's slide", "gap": "session gap"}
+    fixed: ClassVar[Mapping[str, str]] = {
+        "size": "window's size",
+        "slide": "window's slide",
+        "gap": "session gap",
+        "offset": "windows' offset",
+        "timeZone": "windows' time zone",
+    }
     padding: ClassVar[str] = "once per window without a partner"
     matched: ClassVar[str] = "once per window with a partner"
 
@@ -141,54 +183,67 @@ class _Window(StepKind):
         )
 
 
-class Tumbling(Model, _Window):
+class _Aligned(Model, _Window):
+    """Windows that begin at midnight UTC, or at an offset from it, or at these times by the clocks of a zone (W7)."""
+
+    _origin_name: str | None = PrivateAttr(default=None)
+    _offset: int = PrivateAttr(default=0)
+    _time_zone: str | None = PrivateAttr(default=None)
+
+    size: Length = Field(examples=["1h"])
+    """How long a window is, a duration."""
+
+    @property
+    def offset(self) -> int:
+        """How long after midnight of 1970-01-01 a window begins (ms)."""
+        return self._offset
+
+    @property
+    def time_zone(self) -> str | None:
+        """The zone whose midnights count; None: those of UTC."""
+        return self._time_zone
+
+    @property
+    def length(self) -> int:
+        return self.size
+
+    def durations(self) -> dict[str, Any]:
+        return {**self._origin, "size": self.size, **signed_alignment(self.offset, self.time_zone)}
+
+    def _aligned(self, text: str) -> str:
+        moved = self.offset or self.time_zone is not None
+        return f"{text}, {alignment(self.offset, self.time_zone)}" if moved else text
+
+
+class Tumbling(_Aligned):
     """One window after the other."""
 
     form: ClassVar[str] = "tumbling"
-
-    _origin_name: str | None = PrivateAttr(default=None)
-
-    size: Length
 
     @property
     def slide(self) -> int:
         return self.size
 
     @property
-    def length(self) -> int:
-        return self.size
-
-    def durations(self) -> dict[str, Any]:
-        return {**self._origin, "size": self.size}
-
-    @property
     def text(self) -> str:
-        return f"{format_duration(self.size)} long, one after the other"
+        return self._aligned(f"{format_duration(self.size)} long, one after the other")
 
 
-class Hopping(Model, _Window):
+class Hopping(_Aligned):
     """A window of `size` starts every `slide`; a row is in several when they overlap."""
 
     form: ClassVar[str] = "hopping"
 
-    _origin_name: str | None = PrivateAttr(default=None)
-
-    size: Length = Field(examples=["1h"])
-    """How long a window is, a duration."""
     slide: Length = Field(examples=["15m"])
     """How often a window starts, a duration; at most `size`."""
 
-    @property
-    def length(self) -> int:
-        return self.size
-
     def durations(self) -> dict[str, Any]:
-        return {**self._origin, "size": self.size, "slide": self.slide}
+        return {**super().durations(), "slide": self.slide}
 
     @property
     def text(self) -> str:
-        size, slide = format_duration(self.size), format_duration(self.slide)
-        return f"{size} long, one starts every {slide}; a pair is emitted once per window that holds both"
+        windows = f"{format_duration(self.size)} long, one starts every {format_duration(self.slide)}"
+        return f"{self._aligned(windows)}; a pair is emitted once per window that holds both"
 
 
 class Session(Model, _Window):
@@ -229,24 +284,53 @@ class Window(Model):
     """Windows that overlap."""
     session: Session | None = None
     """Windows that end when no row comes."""
+    # No default that the API server would fill in: stored jobs stay as they are, and sessions have none.
+    offset: PositiveDuration | None = Field(default=None, examples=["6h"])
+    """How long after midnight of 1970-01-01 a tumbling or hopping window begins, a duration below its size. If absent,
+    none."""
+    time_zone: Annotated[Text, AfterValidator(checked_zone)] | None = Field(default=None, examples=["Europe/Zurich"])
+    """The zone whose midnights count for tumbling and hopping windows, such as `Europe/Zurich`: a day on which clocks
+    change has 23 or 25 hours. If absent, those of UTC."""
     of: Text | None = Field(default=None, examples=["orders"])
     """In a chain, the input joined before whose event time counts; if absent, the first input. Only the first window
     step can name it: the rows of later ones are in windows already."""
 
     @property
     def form(self) -> StepKind:
-        named: Tumbling | Hopping | Session
-        if self.session is not None or self.hopping is not None:
-            named = (self.session or self.hopping).model_copy()  # type: ignore[union-attr]
+        if self.session is not None:
+            session = self.session.model_copy()
+            session._origin_name = self.of
+            return session
+        aligned: Tumbling | Hopping
+        if self.hopping is not None:
+            aligned = self.hopping.model_copy()
         else:
-            named = Tumbling.model_construct(size=self.tumbling)
-        named._origin_name = self.of
-        return named
+            aligned = Tumbling.model_construct(size=self.tumbling)
+        aligned._origin_name, aligned._offset, aligned._time_zone = self.of, self.offset or 0, self.time_zone
+        return aligned
 
 
 _Window.rules = (_check_window, _check_one_window)
 _Window.cel = {
-    Window: (exactly_one("tumbling", "hopping", "session"),),
+    Window: (
+        exactly_one("tumbling", "hopping", "session"),
+        *(
+            Rule(
+                f"!has(self.{name}) || !has(self.session)",
+                "a session begins with a row, at whatever time that is; leave it out",
+                f".{name}",
+            )
+            for name in _ALIGNED
+        ),
+        *(
+            Rule(
+                f"!has(self.offset) || !has(self.{form}) || {time('offset')} < {time(size)}",
+                "must be less than size",
+                ".offset",
+            )
+            for form, size in (("tumbling", "tumbling"), ("hopping", "hopping.size"))
+        ),
+    ),
     Hopping: (
         Rule(
             f"{time('slide')} <= {time('size')}",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from sqlglot import exp
 from sqlglot.dialects.dialect import Dialect
@@ -158,14 +158,23 @@ class _BadLengthError(ValueError):
 
 @dataclass(slots=True)
 class WindowClause:
-    """The clause. `lengths` are milliseconds by SIZE, SLIDE or GAP; `grace` is how long late rows count, in
-    milliseconds, and `grace_at` its place (None: it is not said)."""
+    """The clause. `lengths` are milliseconds by SIZE, SLIDE or GAP; `offset` (ms) and `zone` say from where windows
+    count (None: from midnight UTC); `grace` is how long late rows count, in milliseconds, and `grace_at` its place
+    (None: it is not said)."""
 
     kind: WindowKind
     at: TextPosition
     lengths: dict[str, int] = field(default_factory=dict)
     grace: int = 0
     grace_at: TextPosition | None = None
+    offset: int = 0
+    zone: str | None = None
+
+    @property
+    def alignment(self) -> dict[str, Any]:
+        """The fields of a window of YAML that say from where windows count."""
+        zone = {"timeZone": self.zone} if self.zone is not None else {}
+        return {**({"offset": self.offset} if self.offset else {}), **zone}
 
 
 def _read_lengths(window: WindowClause, brackets: Sequence[Token], report: Report) -> str:

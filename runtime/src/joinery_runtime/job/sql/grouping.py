@@ -235,7 +235,9 @@ def window_of_joins(
         todo = "write a LEFT or a RIGHT JOIN, or let a second job read this one's output"
         scope.report.add(at, f"{facts}; {todo}")
         return None
-    return GroupWindow("tumbling", {name.lower(): ms for name, ms in clause.lengths.items()}, relation.table.name)
+    lengths = {name.lower(): ms for name, ms in clause.lengths.items()}
+    offset = {"offset": clause.offset} if clause.offset else {}
+    return GroupWindow("tumbling", {**lengths, **offset}, relation.table.name, clause.zone)
 
 
 def _never_padded(query: Query, scope: Scope) -> Relation | None:

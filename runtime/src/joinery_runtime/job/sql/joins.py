@@ -292,7 +292,8 @@ def _translate_link(link: Link, distances: Distances, sent: set[str], context: _
             allowed_ms, window = context.options.ms.get(LATENESS, 0), context.query.window
             assert window is not None, "the kind of the query says so"
             lengths = {name.lower(): ms for name, ms in window.lengths.items()}
-            step["window"] = {window.kind: lengths.get("size") if window.kind == "tumbling" else lengths}
+            size = lengths.get("size")
+            step["window"] = {window.kind: size if window.kind == "tumbling" else lengths, **window.alignment}
             step |= {"allowedLateness": allowed_ms} if allowed_ms else {}
     if context.options.late_data != "drop" and kind != "asof":
         step["lateData"] = context.options.late_data

@@ -18,6 +18,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms, split_ands
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
+from joinery_runtime.job.model.time_formats import checked_zone
 from joinery_runtime.job.sql.clauses import WindowClause, WindowKind, length_problem
 from joinery_runtime.job.sql.report import Report, TextPosition, column_at, node_position
 from joinery_runtime.job.sql.select_tree import DESCRIPTOR, OF_WINDOW, REJECTED, TEST_KINDS, existence_test
@@ -287,15 +288,14 @@ class _Rewriting:
 
     def _set_window(self, function: TableFunction, at: TextPosition) -> None:
         """Make the window of the joins that of the function, which has to be the same for all."""
-        problem = _NOT_JOINED.get(function.name, "")
-        lengths = _read_lengths(function) if not problem else ""
-        if isinstance(lengths, str):
-            self.report.add(at, problem or lengths)
-            lengths = {}
+        kind: WindowKind = "tumbling" if function.name == "TUMBLE" else "hopping"
+        window = WindowClause(kind, at)
+        if problem := _NOT_JOINED.get(function.name) or _read_lengths(function, window):
+            self.report.add(at, problem)
+            window.lengths = {}
         if self.window is None:
-            kind: WindowKind = "tumbling" if function.name == "TUMBLE" else "hopping"
-            self.window, self.first = WindowClause(kind, at, lengths), function.alias
-        elif lengths and self.window.lengths and lengths != self.window.lengths:
+            self.window, self.first = window, function.alias
+        elif window.lengths and self.window.lengths and _bounds(window) != _bounds(self.window):
             facts = f"these windows are not those of {self.first!r}, so rows of both are never in one"
             self.report.add(at, f"{facts}; write the same function with the same lengths")
 
@@ -332,38 +332,44 @@ class _Rewriting:
 # --- the tree ---------------------------------------------------------------------------------------------------------
 
 
-def _read_lengths(function: TableFunction) -> dict[str, int] | str:
-    """Return the lengths of the windows in milliseconds, or what is wrong with them."""
+def _bounds(window: WindowClause) -> tuple[object, ...]:
+    """Return what tells windows apart."""
+    return window.lengths, window.alignment
+
+
+def _read_lengths(function: TableFunction, window: WindowClause) -> str:
+    """Read the arguments into the window, and return what is wrong with them."""
     fields = (*_LENGTHS[function.name], "offset")
     example = {"TUMBLE": "<size>", "HOP": "<slide>, <size>"}[function.name]
     todo = f"write {function.name}(TABLE <input>, DESCRIPTOR(<event time>), {example})"
-    if function.lengths and is_text(function.lengths[-1]):
-        zone = function.lengths[-1].sql()
-        return (
-            f"the windows of a join begin at midnight UTC; leave {zone} out, or group rows by local days behind joins"
-        )
-    if not len(fields) - 1 <= len(function.lengths) <= len(fields):
+    intervals = [*function.lengths]
+    if intervals and is_text(intervals[-1]):
+        try:
+            window.zone = checked_zone(intervals.pop().name)
+        except ValueError as error:
+            return str(error)
+    if not len(fields) - 1 <= len(intervals) <= len(fields):
         return f"takes {len(fields) - 1} INTERVAL{'S'[: len(fields) - 2]} behind DESCRIPTOR; {todo}"
-    lengths: dict[str, int] = {}
-    for name, interval in zip(fields, function.lengths, strict=False):
+    for name, interval in zip(fields, intervals, strict=False):
         if not isinstance(interval, exp.Interval):
             return f"{interval.sql(comments=False)} is no INTERVAL; {todo}"
         try:
             ms = interval_ms(interval)
         except NotALengthError as error:
             return str(error)
-        if name != "offset" and (problem := length_problem(ms)):
+        if name == "offset":
+            if ms.denominator != 1:
+                return "the offset must be whole milliseconds"
+            window.offset = int(ms) % window.lengths.get("SLIDE", window.lengths["SIZE"])
+        elif problem := length_problem(ms):
             return f"the {name.lower()} {problem}"
-        if name != "offset":
-            lengths[name] = int(ms)
-        elif ms % lengths.get("SLIDE", lengths["SIZE"]):
-            facts = "the windows of a join begin at midnight UTC of 1970-01-01, and one after each slide from there"
-            return f"{facts}; leave the offset out"
-    if lengths.get("SLIDE", 0) > lengths["SIZE"]:
+        else:
+            window.lengths[name] = int(ms)
+    if window.lengths.get("SLIDE", 0) > window.lengths["SIZE"]:
         return (
             "the slide is longer than the size, so rows between two windows would match nothing; write at most the size"
         )
-    return lengths
+    return ""
 
 
 def _query_of(table: exp.Expr, queries: _Queries) -> tuple[exp.Select | None, _Queries]:

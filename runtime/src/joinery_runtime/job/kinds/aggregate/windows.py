@@ -36,6 +36,34 @@ def _too_many(size: int, every: int, at: Loc) -> Iterator[Finding]:
         yield at, f"{facts} {MOST_WINDOWS:,} is the most; write {least} or longer, or a shorter size"
 
 
+def local_length_problem(length: int) -> str | None:
+    """Say why windows of a zone cannot have this length (ms); None: they can."""
+    if length % _HOUR or (length % _DAY and _DAY % length):
+        return f"is {format_duration(length)}, and {_LOCAL_LENGTHS}"
+    return None
+
+
+def offset_problem(offset: int, size: int) -> str | None:
+    """Say why windows of a size cannot have this offset (ms each); None: they can."""
+    if offset < size:
+        return None
+    facts = f"is {format_duration(offset)}, and windows begin every {format_duration(size)} or more often"
+    return f"{facts}; write {format_duration(offset % size)}"
+
+
+def alignment(offset: int, time_zone: str | None) -> str:
+    """Say from where windows count, in words."""
+    midnight = f"local midnight in {time_zone}" if time_zone is not None else "midnight UTC"
+    aligned = f", {format_duration(offset)} [offset] after the full ones" if offset else ""
+    return f"aligned to {midnight}{aligned}"
+
+
+def signed_alignment(offset: int, time_zone: str | None) -> dict[str, Any]:
+    """Return what a signature says of from where windows count: nothing if that is midnight UTC."""
+    zone = {"timeZone": time_zone} if time_zone is not None else {}
+    return {**({"offset": offset} if offset else {}), **zone}
+
+
 def signed_window_text(field: str, signed: int | str) -> str:
     """Write a field of a window's signature for people: a duration (ms), or a time zone (0: there is none)."""
     if field == "timeZone":
@@ -73,28 +101,21 @@ class AlignedWindow(Model, WindowKind):
     def problems(cls, data: Any, at: Loc) -> Iterator[Finding]:
         for name in cls.lengths if dig(data, "timeZone") is not None else ():
             length = milliseconds(dig(data, name))
-            if length and (length % _HOUR or (length % _DAY and _DAY % length)):
-                yield (*at, name), f"is {format_duration(length)}, and {_LOCAL_LENGTHS}"
+            if length and (problem := local_length_problem(length)):
+                yield (*at, name), problem
         size, offset = (milliseconds(dig(data, name)) for name in ("size", "offset"))
-        if size and offset is not None and offset >= size:
-            facts = f"is {format_duration(offset)}, and windows begin every {format_duration(size)} or more often"
-            yield (*at, "offset"), f"{facts}; write {format_duration(offset % size)}"
+        if size and offset is not None and (problem := offset_problem(offset, size)):
+            yield (*at, "offset"), problem
 
     def durations(self) -> dict[str, Any]:
-        return {
-            "size": self.size,
-            **({"offset": self.offset} if self.offset else {}),
-            **({"timeZone": self.time_zone} if self.time_zone is not None else {}),
-        }
+        return {"size": self.size, **signed_alignment(self.offset, self.time_zone)}
 
     @property
     def closes_after(self) -> int:
         return self.size
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        midnight = f"local midnight in {self.time_zone}" if self.time_zone is not None else "midnight UTC"
-        aligned = f", {format_duration(self.offset)} [offset] after the full ones" if self.offset else ""
-        yield "windows", f"{self.text}, aligned to {midnight}{aligned}"
+        yield "windows", f"{self.text}, {alignment(self.offset, self.time_zone)}"
         if self.time_zone is not None:
             yield (
                 "local time",
