@@ -43,7 +43,7 @@ COVERED = (
     *(f"U{n}" for n in range(1, 5)),
     *(f"D{n}" for n in range(1, 6)),
     *(f"R{n}" for n in range(1, 11)),
-    *("V1", "V2", "V3", "V4", "W5", "W6"),
+    *("V1", "V2", "V3", "V4", "W5", "W6", "W7"),
 )  # fmt: skip
 LEAST_TRACES = 450
 LEAST_SESSIONS = 150
