@@ -346,6 +346,20 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ),
     ([window(tumbling=0)], {}, "joins[0].window.tumbling", "must be more than 0"),
     ([window(session={"gap": "0s"})], {}, "joins[0].window.session.gap", "must be more than 0"),
+    ([window(session={"gap": "1h"}, offset="1m")], {}, "joins[0].window.offset", "a session begins with a row"),
+    (
+        [window(session={"gap": "1h"}, timeZone="Europe/Zurich")],
+        {},
+        "joins[0].window.timeZone",
+        "a session begins with a row",
+    ),
+    ([window(tumbling="1h", offset="1h")], {}, "joins[0].window.offset", "is 1h, and windows begin every 1h"),
+    (
+        [window(hopping={"size": "2h", "slide": "1h"}, offset="2h")],
+        {},
+        "joins[0].window.offset",
+        "is 2h, and windows begin every 2h",
+    ),
     ([window(hopping={"size": "1h"})], {}, "joins[0].window.hopping.slide", "is missing"),
     (
         [window(hopping={"size": "1h", "slide": "61m"})],
