@@ -245,13 +245,12 @@ _SHARE = r"^(off|100%|[0-9]{1,2}(\.[0-9]{1,4})?%)$"
 Int = Annotated[int, Strict()]
 Bool = Annotated[bool, Strict()]
 Text = Annotated[str, StringConstraints(min_length=1)]
-PositiveDuration = Annotated[
+_WrittenDuration = Annotated[
     int,
-    BeforeValidator(partial(_parse_duration_field, least=0)),
     PlainSerializer(format_duration),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
-    Field(ge=0),
 ]
+PositiveDuration = Annotated[_WrittenDuration, BeforeValidator(partial(_parse_duration_field, least=0)), Field(ge=0)]
 DurationOrOff = Annotated[
     int | None,
     BeforeValidator(_parse_duration_or_off),
@@ -281,13 +280,7 @@ Setting = Annotated[str, BeforeValidator(_setting_text)]
 # `load_job` passes the file's folder, so that a job means the same wherever it is started from.
 FilePath = Annotated[Text, AfterValidator(_resolve_path)]
 TablePath = Annotated[Text, AfterValidator(lambda path, info: path if "://" in path else _resolve_path(path, info))]
-Length = Annotated[
-    int,
-    BeforeValidator(partial(_parse_duration_field, least=1)),
-    PlainSerializer(format_duration),
-    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]}),
-    Field(gt=0),
-]
+Length = Annotated[_WrittenDuration, BeforeValidator(partial(_parse_duration_field, least=1)), Field(gt=0)]
 
 
 def _parse_bound(value: Any, info: ValidationInfo) -> int:
