@@ -348,5 +348,5 @@ def _first_at(zone: str, local: int) -> int:
 
 def _shown(zone: str, moment: int) -> int:
     """Return what the zone's clocks show, in milliseconds since 1970 by these clocks."""
-    shown = (_EPOCH + timedelta(milliseconds=moment)).astimezone(ZoneInfo(zone))
-    return round((shown.replace(tzinfo=UTC) - _EPOCH) / timedelta(milliseconds=1))
+    local_time = (_EPOCH + timedelta(milliseconds=moment)).astimezone(ZoneInfo(zone))
+    return round((local_time.replace(tzinfo=UTC) - _EPOCH) / timedelta(milliseconds=1))

@@ -258,8 +258,8 @@ def _group_names(side: SideSpec, texts: Sequence[str]) -> dict[str, str | None] 
     """Return the texts' values by group; None unless they name each group once. A column of an input may stand alone
     where no other group has its name, and with the input's name before it."""
     groups, chained = side.intake.keys, side.intake.chained
-    others = [name.partition(".")[2] if chained else f"{side.time}.{name}" for name in groups]
-    names = {other: name for other, name in zip(others, groups, strict=True) if others.count(other) == 1}
+    aliases = [name.partition(".")[2] if chained else f"{side.time}.{name}" for name in groups]
+    names = {alias: name for alias, name in zip(aliases, groups, strict=True) if aliases.count(alias) == 1}
     names |= {name: name for name in groups}
     read = [(names.get(name), value if equals else None) for name, equals, value in (t.partition("=") for t in texts)]
     named = {name: value for name, value in read if name is not None}

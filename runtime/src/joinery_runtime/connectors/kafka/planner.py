@@ -99,8 +99,7 @@ class KafkaPlanner:
         self._ids |= {name: topic.id for name, topic in topics.items()}
         partitions = {*(ref for topic in topics.values() for ref in topic.partitions), *valid.offsets}
         # What was asked before the topics were known holds for them if they are the same as before that.
-        holds = answers is not None and not former and answers.partitions == partitions
-        requests = answers.offsets if answers is not None and holds else ()
+        requests = answers.offsets if answers is not None and not former and answers.partitions == partitions else ()
         offsets_by_partition = log_offsets(self._admin, sorted(partitions), requests)
         self._ends |= {ref: offsets.stable for ref, offsets in offsets_by_partition.items()}
         later = bool(own_offsets) or BEGUN in stored.topic_ids

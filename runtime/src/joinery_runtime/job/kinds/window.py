@@ -12,7 +12,6 @@ from joinery_runtime.job.kinds.aggregate.windows import (
     alignment,
     local_length_problem,
     offset_problem,
-    signed_alignment,
 )
 from joinery_runtime.job.kinds.base import Chain, StepKind, StepWords, milliseconds
 from joinery_runtime.job.model.base import Length, Model, PositiveDuration, Text
@@ -20,7 +19,7 @@ from joinery_runtime.job.model.cel import Rule, exactly_one, positive, time
 from joinery_runtime.job.model.draft import Finding, JobDraft, StepDraft, dig, padded_inputs
 from joinery_runtime.job.model.draft import exactly_one as one_of
 from joinery_runtime.job.model.duration import format_duration
-from joinery_runtime.job.model.time_formats import checked_zone
+from joinery_runtime.job.model.time_formats import alignment_fields, checked_zone
 from joinery_runtime.job.model.wording import either
 
 
@@ -208,7 +207,7 @@ class _Aligned(Model, _Window):
         return self.size
 
     def durations(self) -> dict[str, Any]:
-        return {**self._origin, "size": self.size, **signed_alignment(self.offset, self.time_zone)}
+        return {**self._origin, "size": self.size, **alignment_fields(self.offset, self.time_zone)}
 
     def _aligned(self, text: str) -> str:
         moved = self.offset or self.time_zone is not None

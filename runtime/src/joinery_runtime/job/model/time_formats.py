@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 EPOCH_UNITS = {"s": 1_000, "ms": 1, "us": -1_000, "ns": -1_000_000}
@@ -93,6 +94,13 @@ def checked_format(text: str) -> str:
         raise ValueError(f"{text!r} is no format; {_FORMATS_HINT}; for numbers in quotes: text")
     parse_pattern(text)
     return text
+
+
+def alignment_fields(offset: int, time_zone: str | None) -> dict[str, Any]:
+    """Return the fields of a window that say from where windows count: none if that is midnight UTC. `offset` is in
+    milliseconds."""
+    zone = {"timeZone": time_zone} if time_zone is not None else {}
+    return {**({"offset": offset} if offset else {}), **zone}
 
 
 def checked_zone(name: str) -> str:

@@ -22,6 +22,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from joinery_runtime.job.model.duration import MAX_MS, parse_duration
 from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms
+from joinery_runtime.job.model.time_formats import alignment_fields
 from joinery_runtime.job.model.wording import listed, suggestion
 from joinery_runtime.job.sql.report import Form, Report, TextPosition, token_position
 
@@ -173,8 +174,7 @@ class WindowClause:
     @property
     def alignment(self) -> dict[str, Any]:
         """The fields of a window of YAML that say from where windows count."""
-        zone = {"timeZone": self.zone} if self.zone is not None else {}
-        return {**({"offset": self.offset} if self.offset else {}), **zone}
+        return alignment_fields(self.offset, self.zone)
 
 
 def _read_lengths(window: WindowClause, brackets: Sequence[Token], report: Report) -> str:

@@ -16,7 +16,7 @@ from joinery_runtime.job.model.cel import Rule, exactly_one, positive, time
 from joinery_runtime.job.model.draft import Finding, Loc, dig
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.references import SESSION_COLUMNS, SESSION_ID, WINDOW_COLUMNS
-from joinery_runtime.job.model.time_formats import checked_zone
+from joinery_runtime.job.model.time_formats import alignment_fields, checked_zone
 
 MOST_WINDOWS = 10_000  # that hold one row
 _HOUR, _DAY = 3_600_000, 86_400_000
@@ -56,12 +56,6 @@ def alignment(offset: int, time_zone: str | None) -> str:
     midnight = f"local midnight in {time_zone}" if time_zone is not None else "midnight UTC"
     aligned = f", {format_duration(offset)} [offset] after the full ones" if offset else ""
     return f"aligned to {midnight}{aligned}"
-
-
-def signed_alignment(offset: int, time_zone: str | None) -> dict[str, Any]:
-    """Return what a signature says of from where windows count: nothing if that is midnight UTC."""
-    zone = {"timeZone": time_zone} if time_zone is not None else {}
-    return {**({"offset": offset} if offset else {}), **zone}
 
 
 def signed_window_text(field: str, signed: int | str) -> str:
@@ -108,7 +102,7 @@ class AlignedWindow(Model, WindowKind):
             yield (*at, "offset"), problem
 
     def durations(self) -> dict[str, Any]:
-        return {"size": self.size, **signed_alignment(self.offset, self.time_zone)}
+        return {"size": self.size, **alignment_fields(self.offset, self.time_zone)}
 
     @property
     def closes_after(self) -> int:
