@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from string import Formatter
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
 from joinery_operator.pod_defaults import pod_defaults
@@ -175,23 +174,34 @@ def _parse_setting(name: str, text: str, default: object) -> object:
     return value
 
 
-def _parse_json(text: str) -> Any:
-    """Parse JSON; None if the text is not JSON."""
+class _PageIngress(BaseModel):
+    model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
+
+    class_name: Any = None
+    annotations: Any = None
+    tls_secret_name: Any = None
+
+
+class _Gateway(BaseModel):
+    """A ParentReference, of which only the name is required."""
+
+    name: Pattern
+
+
+class _PageRoute(BaseModel):
+    model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
+
+    parent_refs: Annotated[list[_Gateway], Field(min_length=1)]
+    annotations: Any = None
+
+
+def _is_json_of(kind: Any, text: str) -> bool:
+    """Return whether the text is JSON of a type that pydantic knows."""
     try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-def _parse_object(text: str, keys: Set[str]) -> dict[str, Any] | None:
-    """Return the JSON object in the text; None if the text is not an object, or has other keys than these."""
-    document = _parse_json(text)
-    return document if isinstance(document, dict) and document.keys() <= keys else None
-
-
-def _is_list_of_objects(text: str) -> bool:
-    peers = _parse_json(text)
-    return isinstance(peers, list) and all(isinstance(peer, dict) for peer in peers)
+        TypeAdapter(kind).validate_json(text)
+    except ValidationError:
+        return False
+    return True
 
 
 def _is_page_url(text: str) -> bool:
@@ -204,12 +214,6 @@ def _is_page_url(text: str) -> bool:
     except ValueError:
         return False
     return bool(fits and parts.scheme in {"http", "https"} and parts.netloc and not parts.query and text[-1:] == "/")
-
-
-def _names_gateways(text: str) -> bool:
-    parents = (_parse_object(text, {"parentRefs", "annotations"}) or {}).get("parentRefs")
-    named = isinstance(parents, list) and all(isinstance(parent, dict) and parent.get("name") for parent in parents)
-    return bool(parents) and named
 
 
 class _Form(NamedTuple):
@@ -230,7 +234,7 @@ _FORMS: Mapping[str, _Form] = {
         "Correct watch.class of the chart, or the operator's environment",
     ),
     "status_from": _Form(
-        _is_list_of_objects,
+        partial(_is_json_of, list[dict[str, Any]]),
         "it must be a JSON list of NetworkPolicyPeers",
         "Correct networkPolicy.jobs of the chart, or the operator's environment",
     ),
@@ -241,12 +245,12 @@ _FORMS: Mapping[str, _Form] = {
         "Correct jobPage.url of the chart, or the operator's environment",
     ),
     "page_ingress": _Form(
-        lambda text: _parse_object(text, {"className", "annotations", "tlsSecretName"}) is not None,
+        partial(_is_json_of, _PageIngress),
         "it must be a JSON object with className, annotations and tlsSecretName at most",
         "Correct jobPage.ingress of the chart, or the operator's environment",
     ),
     "page_route": _Form(
-        _names_gateways,
+        partial(_is_json_of, _PageRoute),
         "it must be a JSON object with parentRefs (one or more, each with a name) and annotations at most",
         "Name the Gateway in jobPage.httpRoute.parentRefs of the chart, or correct the operator's environment",
     ),

@@ -178,9 +178,13 @@ class Applier:
             self._forget_deleted(job, key, uid)
             return
         except ApiError as error:
-            if isinstance(error, Conflict) and await self._current_copy(key, uid) is None:
-                self._forget_deleted(job, key, uid)
-                return
+            if isinstance(error, Conflict):
+                # Usually the object was deleted, and another one has its name by now.
+                current = await current_copy(self._api, resource, key, uid)
+                if current is None:
+                    self._forget_deleted(job, key, uid)
+                    return
+                self._cache.put(current, resource.kind)
             if was_answered(error):
                 refusal_error = JoineryError(f"{key} cannot be deleted", facts=error.facts, todo=error.todo)
                 self._undeleted.setdefault(uid_of(job), {})[uid] = _Refusal(key, str(refusal_error))
@@ -197,15 +201,6 @@ class Applier:
     def _forget_deleted(self, job: Manifest, key: ObjectKey, uid: str) -> None:
         self._cache.remove(key, uid)
         self._news.add(uid_of(job))
-
-    async def _current_copy(self, key: ObjectKey, uid: str) -> Manifest | None:
-        """Return the current copy of an object whose deletion met a conflict. Usually there is none: the object was
-        deleted, and another one has its name by now."""
-        try:
-            current = await self._api.get(BY_KIND[key.kind], key.namespace, key.name)
-        except NotFound:
-            return None
-        return self._cache_copy(current, BY_KIND[key.kind]) if uid_of(current) == uid else None
 
     async def _set_finalizers(self, job: Manifest, finalizers: tuple[str, ...]) -> Manifest:
         resource, metadata = BY_KIND[job["kind"]], job["metadata"]
@@ -244,6 +239,16 @@ def was_answered(error: JoineryError) -> bool:
     """Return whether an error concerns this one call. Otherwise the API server is unavailable, and answers no other
     call either."""
     return not isinstance(error, ApiError) or error.code not in _AWAY
+
+
+async def current_copy(api: Api, resource: ApiResource, key: ObjectKey, uid: str) -> Manifest | None:
+    """Return an object as it is now; None if it was deleted, even if another one has its name by now. Raises
+    ApiError."""
+    try:
+        current = await api.get(resource, key.namespace, key.name)
+    except NotFound:
+        return None
+    return complete_manifest(current, resource) if uid_of(current) == uid else None
 
 
 def complete_manifest(manifest: Manifest, resource: ApiResource) -> Mapping[str, Any]:

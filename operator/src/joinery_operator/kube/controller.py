@@ -12,8 +12,8 @@ from typing import Any
 import structlog
 
 from joinery_operator.decision import Manifest
-from joinery_operator.kube.api import Api, ApiError, NotFound
-from joinery_operator.kube.apply import Applier, complete_manifest
+from joinery_operator.kube.api import Api, ApiError
+from joinery_operator.kube.apply import Applier, complete_manifest, current_copy
 from joinery_operator.kube.audit import Auditor, EndingNamespaces
 from joinery_operator.kube.cache import (
     ObjectCache,
@@ -138,13 +138,19 @@ class Controller:
         self._metrics.watch_events.labels(resource.kind).inc()
         self._metrics.watch_time.labels(resource.kind).set(self._now().timestamp())
         complete = complete_manifest(manifest, resource)
+        key = key_of(complete, resource.kind)
         # What lost the labels by which it is watched disappears from the watch, but still exists. So may an object that
         # is being deleted: a finalizer or a grace period keeps it.
-        if deleted and (still := await self._current_copy(resource, complete)):
-            complete, deleted = still, False
+        if deleted:
+            try:
+                current = await current_copy(self._api, resource, key, uid_of(complete))
+            except ApiError:
+                current = complete  # the next audit asks again
+            if current is not None:
+                complete, deleted = current, False
         owner = self.cache.owner_of(complete, resource.kind)
         blue_green = self.cache.blue_green_of(complete, resource.kind)
-        before = None if deleted else self.cache.get(key_of(complete, resource.kind))
+        before = None if deleted else self.cache.get(key)
         concerns_blue_greens = self.cache.concerns_blue_greens(before, complete, resource.kind)
         if self.cache.apply_watch_event(complete, resource.kind, deleted) and owner is not None:
             self._enqueue(owner, blue_greens=concerns_blue_greens)
@@ -170,17 +176,6 @@ class Controller:
         for key in (owner, *sorted(dependents)):
             self.feed.add(key)
 
-    async def _current_copy(self, resource: ApiResource, last_copy: Manifest) -> Manifest | None:
-        metadata = last_copy["metadata"]
-        try:
-            current = await self._api.get(resource, metadata["namespace"], metadata["name"])
-        except NotFound:
-            return None
-        except ApiError:
-            # The next audit asks again.
-            return last_copy
-        return complete_manifest(current, resource) if uid_of(current) == uid_of(last_copy) else None
-
     async def _reconcile_queued(self) -> None:
         while (key := await self.feed.take()) is not None:
             try:
@@ -203,12 +198,13 @@ class Controller:
 
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
-        task.add_done_callback(self._record_end)
-        return task
 
-    def _record_end(self, task: asyncio.Task[None]) -> None:
-        if not self._stopping:
-            self.health.ended.append(f"{task.get_name()} has ended")
+        def record_end(_: asyncio.Task[None]) -> None:
+            if not self._stopping:
+                self.health.ended.append(f"{name} has ended")
+
+        task.add_done_callback(record_end)
+        return task
 
     def _collect(self) -> None:
         self._metrics.queue_depth.set(self.feed.queue.waiting())

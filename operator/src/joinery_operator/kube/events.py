@@ -40,6 +40,14 @@ class _Allowance:
     tokens: float
     then: datetime
 
+    def take(self, now: datetime) -> bool:
+        """Use up one Event, and return whether there was one left."""
+        gained = max((now - self.then).total_seconds(), 0.0) / _ANOTHER_SECONDS
+        self.tokens, self.then = min(self.tokens + gained, float(_BURST)), now
+        is_left = self.tokens >= 1
+        self.tokens -= is_left
+        return is_left
+
 
 class EventRecorder:
     """Writes Events. `instance` is this operator's name (its pod); `now` returns the time in UTC. `pod` is the
@@ -64,7 +72,11 @@ class EventRecorder:
             if self._pod is None:
                 return
             job = self._pod
-        if not self._take_allowance(uid_of(job)):
+        allowance = self._allowances.pop(uid_of(job), None) or _Allowance(_BURST, self._now())
+        self._allowances[uid_of(job)] = allowance
+        if len(self._allowances) > _REMEMBERED:
+            self._allowances.popitem(last=False)
+        if not allowance.take(self._now()):
             return
         identity = (uid_of(job), event.type, event.reason, event.message)
         digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()
@@ -80,17 +92,6 @@ class EventRecorder:
         self._recorded[digest] = _Recorded(created["metadata"]["name"], 1)
         if len(self._recorded) > _REMEMBERED:
             self._recorded.popitem(last=False)
-
-    def _take_allowance(self, uid: str) -> bool:
-        now = self._now()
-        allowance = self._allowances.pop(uid, None) or _Allowance(_BURST, now)
-        gained = max((now - allowance.then).total_seconds(), 0.0) / _ANOTHER_SECONDS
-        tokens = min(allowance.tokens + gained, float(_BURST))
-        allowed = tokens >= 1
-        self._allowances[uid] = _Allowance(tokens - allowed, now)
-        if len(self._allowances) > _REMEMBERED:
-            self._allowances.popitem(last=False)
-        return allowed
 
     async def _count_repetition(self, job: Manifest, recorded: _Recorded) -> bool:
         """Count a repeated Event. Returns whether it still existed: Events live for an hour."""

@@ -8,6 +8,8 @@ nothing anyway, and for a moment two operators do no harm (docs/decisions/0007).
 from __future__ import annotations
 
 import asyncio
+import socket
+import uuid
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from time import monotonic
@@ -18,6 +20,8 @@ from joinery_operator.decision import Manifest
 from joinery_operator.kube.api import Api, ApiError, Conflict, NotFound
 from joinery_operator.kube.events import COMPONENT
 from joinery_operator.kube.resources import LEASE
+from joinery_operator.settings import Settings
+from joinery_runtime.errors import EnvironmentProblem
 
 _log = structlog.get_logger(COMPONENT)
 
@@ -112,3 +116,24 @@ class OperatorLease:
             metadata = {"name": self._name, "namespace": self._namespace}
             manifest = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": {}}
             return await self._api.create(LEASE, self._namespace, manifest)
+
+
+async def shared_lease(settings: Settings, api: Api, now: Callable[[], datetime]) -> OperatorLease | None:
+    """Return the Lease that the replicas share; None if there is one replica. Raises EnvironmentProblem if permissions
+    on it are missing."""
+    if not settings.lease:
+        return None
+    namespace, name = settings.lease.split("/")
+    needed = {"create": "", "get": name, "update": name}  # no rule can name what does not exist yet
+    missing = [
+        verb for verb, on_name in needed.items() if not await api.has_permission(LEASE, namespace, verb, name=on_name)
+    ]
+    if missing:
+        raise EnvironmentProblem(
+            "The operator's service account lacks permissions",
+            facts=f"{', '.join(missing)} {LEASE.plural}.{LEASE.group} {name} in namespace {namespace}",
+            todo="Bind it to the chart's role there (rbac.create), or run one replica (operator.replicas: 1)",
+        )
+    # As a pod keeps its name when its container starts again.
+    identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    return OperatorLease(api, namespace, name, identity, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -54,8 +54,8 @@ class ProbeServer:
     async def __aenter__(self) -> ProbeServer:
         application = web.Application()
         application.router.add_get("/metrics", self._serve_metrics)
-        application.router.add_get("/healthz", self._serve_live)
-        application.router.add_get("/readyz", self._serve_ready)
+        application.router.add_get("/healthz", _probe_handler(self._health.live))
+        application.router.add_get("/readyz", _probe_handler(self._health.ready))
         self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
         await self._runner.setup()
         try:
@@ -76,14 +76,11 @@ class ProbeServer:
         self._collect()
         return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    async def _serve_live(self, _: web.Request) -> web.Response:
-        return _verdict_response(self._health.live())
 
-    async def _serve_ready(self, _: web.Request) -> web.Response:
-        return _verdict_response(self._health.ready())
+def _probe_handler(find_problems: Callable[[], Collection[str]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def serve_probe(_: web.Request) -> web.Response:
+        if not (problems := find_problems()):
+            return web.Response(text="ok\n")
+        return web.Response(status=503, text="\n".join(list(problems)[:_LONGEST_LIST]) + "\n")
 
-
-def _verdict_response(problems: Collection[str]) -> web.Response:
-    if not problems:
-        return web.Response(text="ok\n")
-    return web.Response(status=503, text="\n".join(list(problems)[:_LONGEST_LIST]) + "\n")
+    return serve_probe

@@ -7,7 +7,6 @@ import logging
 import signal
 import socket
 import sys
-import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -24,7 +23,7 @@ from joinery_operator.kube.api import Api, ApiError
 from joinery_operator.kube.cache import uid_of
 from joinery_operator.kube.controller import Controller, utc_now
 from joinery_operator.kube.events import COMPONENT
-from joinery_operator.kube.lease import OperatorLease
+from joinery_operator.kube.lease import OperatorLease, shared_lease
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.probes import Health, ProbeServer
 from joinery_operator.kube.reconciler import Reconcile
@@ -35,7 +34,6 @@ from joinery_operator.kube.resources import (
     HTTP_ROUTE,
     INGRESS,
     JOBS,
-    LEASE,
     NAMESPACE,
     PAGE_KINDS,
     SAVEPOINT,
@@ -115,7 +113,7 @@ async def serve(
         usable = await check_environment(api, settings.namespaces, metrics)
         settings = await with_cluster_defaults(api, settings)
         settings = replace(settings, cluster=settings.cluster or await cluster_uid(api))
-        lease = await _lease_of(settings, api)
+        lease = await shared_lease(settings, api, utc_now)
         lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if lease is not None:
             stack.push_async_callback(lease.release)
@@ -166,27 +164,6 @@ def _cancel_at_signals() -> None:
 
 class _LeaseLost(Exception):
     """Another replica works now."""
-
-
-async def _lease_of(settings: Settings, api: Api) -> OperatorLease | None:
-    """Return the Lease that the replicas share; None if there is one replica. Raises EnvironmentProblem if permissions
-    on it are missing."""
-    if not settings.lease:
-        return None
-    namespace, name = settings.lease.split("/")
-    needed = {"create": "", "get": name, "update": name}  # no rule can name what does not exist yet
-    missing = [
-        verb for verb, on_name in needed.items() if not await api.has_permission(LEASE, namespace, verb, name=on_name)
-    ]
-    if missing:
-        raise EnvironmentProblem(
-            "The operator's service account lacks permissions",
-            facts=f"{', '.join(missing)} {LEASE.plural}.{LEASE.group} {name} in namespace {namespace}",
-            todo="Bind it to the chart's role there (rbac.create), or run one replica (operator.replicas: 1)",
-        )
-    # As a pod keeps its name when its container starts again.
-    identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-    return OperatorLease(api, namespace, name, identity, utc_now)
 
 
 async def _stand_by(lease: OperatorLease, settings: Settings, metrics: Metrics) -> None:
@@ -364,7 +341,29 @@ async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metric
             facts=", ".join(f"{owner.plural}.{owner.group} ({owner.version})" for owner in missing),
             todo="Apply them (folder crds/, or `joinery crds | kubectl apply --server-side -f -`), then start again",
         )
-    return await _check_permissions(api, namespaces, metrics)
+    refused = await _missing_permissions(api, namespaces or (None,), PERMISSIONS)
+    lacking = Counter(namespace for namespace, _ in refused)
+    # A namespace without any permission was usually deleted, and its RoleBinding with it. It is excluded, because kopf
+    # ends all watches if a single namespace is forbidden.
+    usable = tuple(name for name in dict.fromkeys(namespaces) if lacking[name] < len(PERMISSIONS))
+    needed = [f"{permission} in {_scope_text(name)}" for name, permission in refused if not usable or name in usable]
+    if needed:
+        raise EnvironmentProblem(
+            "The operator's service account lacks permissions",
+            facts="; ".join(needed),
+            todo="Bind it to the chart's role there, or set JOINERY_OPERATOR_NAMESPACES to where it has them",
+        )
+    for namespace in namespaces:
+        excluded = namespace not in usable
+        metrics.excluded.labels(namespace).set(excluded)
+        if excluded:
+            _log.warning(
+                "a namespace is excluded, because the operator has no permissions there; it works in the others",
+                namespace=namespace,
+                todo="take a deleted namespace out of watch.namespaces, or make it and its RoleBinding again (helm "
+                "upgrade): the operator then works on it by itself",
+            )
+    return usable
 
 
 async def with_cluster_defaults(api: Api, settings: Settings) -> Settings:
@@ -442,32 +441,6 @@ async def watches_blue_green(api: Api, settings: Settings) -> bool:
             todo="to use them, bind it to the chart's role there, and restart the operator",
         )
     return not refused
-
-
-async def _check_permissions(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
-    """Return the namespaces in which the operator has permissions. A namespace without any was usually deleted, and
-    its RoleBinding with it. It is excluded, because kopf ends all watches if a single namespace is forbidden."""
-    refused = await _missing_permissions(api, namespaces or (None,), PERMISSIONS)
-    lacking = Counter(namespace for namespace, _ in refused)
-    usable = tuple(name for name in dict.fromkeys(namespaces) if lacking[name] < len(PERMISSIONS))
-    needed = [f"{permission} in {_scope_text(name)}" for name, permission in refused if not usable or name in usable]
-    if needed:
-        raise EnvironmentProblem(
-            "The operator's service account lacks permissions",
-            facts="; ".join(needed),
-            todo="Bind it to the chart's role there, or set JOINERY_OPERATOR_NAMESPACES to where it has them",
-        )
-    for namespace in namespaces:
-        excluded = namespace not in usable
-        metrics.excluded.labels(namespace).set(excluded)
-        if excluded:
-            _log.warning(
-                "a namespace is excluded, because the operator has no permissions there; it works in the others",
-                namespace=namespace,
-                todo="take a deleted namespace out of watch.namespaces, or make it and its RoleBinding again (helm "
-                "upgrade): the operator then works on it by itself",
-            )
-    return usable
 
 
 async def _missing_permissions(

@@ -159,7 +159,12 @@ class Observer:
         job_ref = savepoint["spec"]["job"]
         job = await self._observe_job(ObjectKey(job_ref["kind"], key.namespace, job_ref["name"]), applier)
         namespace_ends = await self._namespace_ends(savepoint)
-        job_is_anothers = job is None and await self._job_is_anothers(job_ref, savepoint)
+        job_is_anothers = job is None and _waits_for_pod(savepoint)
+        if job_is_anothers:  # unless it was deleted: the labels of the job change first, those of the savepoint follow
+            try:
+                await self._api.get(BY_KIND[job_ref["kind"]], key.namespace, job_ref["name"])
+            except NotFound:
+                job_is_anothers = False
         savepoint = self._cache.get(key) or savepoint
         return ObservedSavepoint(
             resource=savepoint,
@@ -209,17 +214,6 @@ class Observer:
         """Return whether a resource waits for a pod of ours before it is deleted, and its namespace takes no pods any
         more."""
         return _waits_for_pod(resource) and await self._api.namespace_ends(resource["metadata"]["namespace"])
-
-    async def _job_is_anothers(self, job_ref: Mapping[str, str], savepoint: Manifest) -> bool:
-        """Return whether a savepoint is being deleted, and its job exists although this operator does not work on it:
-        the labels of the job changed first, and those of the savepoint may follow."""
-        if not _waits_for_pod(savepoint):
-            return False
-        try:
-            await self._api.get(BY_KIND[job_ref["kind"]], savepoint["metadata"]["namespace"], job_ref["name"])
-        except NotFound:
-            return False
-        return True
 
     def _cached_objects(self, keys: Iterable[ObjectKey]) -> tuple[Manifest, ...]:
         return tuple(manifest for key in keys if (manifest := self._cache.get(key)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,8 +83,13 @@ def registry(
     async def cleanup(**_: Any) -> None:
         await stop()
 
+    async def pass_event(resource: ApiResource, event: Any, **_: Any) -> None:
+        await on_event(resource, cast(Manifest, event["object"]), event["type"] == "DELETED")
+
     for resource in watched:
-        _watch_resource(operator_registry, resource, on_event)
+        names = (resource.group, resource.version, resource.plural)
+        watch = kopf.on.event(*names, registry=operator_registry, id=f"{resource.plural}-event")
+        watch(partial(pass_event, resource))
     return operator_registry
 
 
@@ -98,12 +104,3 @@ def kopf_settings(owner_selector: str) -> kopf.OperatorSettings:
     for owner in OWNERS:
         settings.watching.label_selectors[owner.group, owner.version, owner.plural] = owner_selector
     return settings
-
-
-def _watch_resource(operator_registry: kopf.OperatorRegistry, resource: ApiResource, on_event: OnWatchEvent) -> None:
-    async def pass_event(event: Any, **_: Any) -> None:
-        await on_event(resource, cast(Manifest, event["object"]), event["type"] == "DELETED")
-
-    kopf.on.event(
-        resource.group, resource.version, resource.plural, registry=operator_registry, id=f"{resource.plural}-event"
-    )(pass_event)

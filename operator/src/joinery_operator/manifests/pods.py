@@ -64,6 +64,7 @@ _JOB = f"{CONFIG}/{JOB_FILE}"
 _ENDING = "/dev/termination-log"
 _STARTS_WITHIN, _DEAD_AFTER, _READY_EVERY = 600, 60, 5  # seconds
 _PROBE_EVERY, _PROBE_TIMEOUT = 10, 5
+_ONLY_OF_DRIVER = {"ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle"}
 # What a driver writes to /tmp, usually: Spark's files and compiled kernels.
 _USUAL_SCRATCH = "512Mi"
 
@@ -140,8 +141,10 @@ def driver_pod(
     pod = {**stored, "metadata": own, "spec": {**spec, **account, "containers": [container, *beside]}}
     if migrate is not None:
         arguments = [_COMMAND, "state", "migrate", _JOB, "--savepoint", migrate, *(["--anew"] if abandon_state else [])]
-        first = [*(spec.get("initContainers") or ()), _migrate_container(container, arguments)]
-        pod["spec"]["initContainers"] = first
+        # The driver's container with another command: it sees the same files, and needs as much of the pod's memory.
+        container = {key: value for key, value in container.items() if key not in _ONLY_OF_DRIVER}
+        container |= {"name": MIGRATE_CONTAINER, "args": arguments}
+        pod["spec"]["initContainers"] = [*(spec.get("initContainers") or ()), container]
     return pod
 
 
@@ -292,17 +295,6 @@ def _state_container(revision: JobRevision, *arguments: str) -> dict[str, Any]:
         **_build_container(revision),
         "args": [_COMMAND, "state", *arguments],
         "resources": _driver_resources(revision),
-    }
-
-
-def _migrate_container(main: Manifest, arguments: list[str]) -> dict[str, Any]:
-    """Return the driver's container with another command: it sees the same files, and needs as much of the pod's
-    memory."""
-    only_running = {"ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle"}
-    return {
-        **{key: value for key, value in main.items() if key not in only_running},
-        "name": MIGRATE_CONTAINER,
-        "args": arguments,
     }
 
 

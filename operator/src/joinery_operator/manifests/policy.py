@@ -74,8 +74,7 @@ def forbidden_requests(revision: JobRevision) -> Iterator[Problem]:
         main = MAIN_CONTAINER if path == _DRIVER_TEMPLATE else EXECUTOR_CONTAINER
         volumes = {str(volume["name"]) for volume in (pod.get("spec") or {}).get("volumes") or () if "name" in volume}
         for at, value in _list_leaves(pod):
-            harmless = _harmless_field(at, value, main) and not _mounts_operator_volume(at, value, volumes)
-            if not harmless and not _is_covered(allowed.pod_template, at):
+            if not _harmless_field(at, value, main, volumes) and not _is_covered(allowed.pod_template, at):
                 # Values of variables and annotations may be secret.
                 hidden = ".env[" in at or at.startswith("metadata.")
                 yield _policy_problem(f"{where}{at}", "(its value)" if hidden else str(value), "podTemplate")
@@ -234,7 +233,16 @@ _TOKEN_VOLUME = "spec.volumes[kube-api-access"
 _SECURITY = re.compile(r"spec\.(?:(?:initC|c)ontainers\[[^\[\]]*\]\.)?securityContext\.(.*)")
 
 
-def _harmless_field(path: str, value: object, main: str) -> bool:
+_MOUNTED = re.compile(r"spec\.containers\[[^\[\]]*\]\.volumeMounts\[[^\[\]]*\]\.name")
+_OUR_VOLUMES = frozenset({"job", "scale", KEY_VOLUME["name"], SCRATCH_VOLUME["name"]})
+
+
+def _harmless_field(path: str, value: object, main: str, volumes: Collection[str]) -> bool:
+    """`volumes` are those of the template. It may not mount the operator's, such as the one of the exchange's key."""
+    if _MOUNTED.fullmatch(path):
+        volume = str(value)
+        if volume not in volumes or volume in _OUR_VOLUMES or volume.startswith("secret-"):
+            return False
     if match := _SECURITY.fullmatch(path):
         return _meets_restricted_standard(match[1], value)
     if value in (None, [], False) or (value == {} and (path == "spec" or path.endswith("ecurityContext"))):
@@ -267,17 +275,6 @@ def _meets_restricted_standard(name: str, value: object) -> bool:
             return value is None
 
 
-def _mounts_operator_volume(path: str, value: object, volumes: Collection[str]) -> bool:
-    """Return whether a template mounts a volume of the operator's, such as that of the exchange's key."""
-    volume = str(value)
-    is_operators = volume not in volumes or volume in _OUR_VOLUMES or volume.startswith("secret-")
-    return _MOUNTED.fullmatch(path) is not None and is_operators
-
-
-_MOUNTED = re.compile(r"spec\.containers\[[^\[\]]*\]\.volumeMounts\[[^\[\]]*\]\.name")
-_OUR_VOLUMES = frozenset({"job", "scale", KEY_VOLUME["name"], SCRATCH_VOLUME["name"]})
-
-
 def _list_leaves(pod: Manifest) -> Iterator[tuple[str, object]]:
     """Yield the fields of a template that have a value and reach a pod, each with its path."""
     metadata = pod.get("metadata") or {}
@@ -292,21 +289,17 @@ def _leaves_below(path: str, value: object) -> Iterator[tuple[str, object]]:
             yield from _leaves_below(f"{path}.{key}", below)
     elif isinstance(value, list) and value:
         for entry in value:
-            yield from _leaves_below(f"{path}[{_entry_name(path, entry)}]", entry)
+            name = ""
+            # Only where Kubernetes itself tells entries apart by name: in other lists, a name that it ignores would
+            # hide what the entry is.
+            if isinstance(entry, Mapping) and path.endswith(".volumeMounts"):
+                name = _normal_path(str(entry.get("mountPath", "")))
+            elif isinstance(entry, Mapping) and _NAMED.fullmatch(path):
+                name = str(entry.get("name", ""))
+            name = re.sub(r"[\[\]]", "?", name)
+            yield from _leaves_below(f"{path}[{name}]", entry)
     else:
         yield path, value
-
-
-def _entry_name(path: str, entry: object) -> str:
-    """Return what a path has in brackets for an entry. Only where Kubernetes itself tells entries apart by name: in
-    other lists, a name that it ignores would hide what the entry is."""
-    if not isinstance(entry, Mapping):
-        return ""
-    if path.endswith(".volumeMounts"):
-        name = _normal_path(str(entry.get("mountPath", "")))
-    else:
-        name = str(entry.get("name", "")) if _NAMED.fullmatch(path) else ""
-    return re.sub(r"[\[\]]", "?", name)
 
 
 _NAMED = re.compile(r"spec\.(?:volumes|(?:initC|c)ontainers(?:\[[^\[\]]*\]\.(?:env|ports))?)")

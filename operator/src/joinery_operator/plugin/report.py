@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from joinery_operator.plugin.kubectl import JobResource
+from joinery_runtime.job.model.wording import size_text
 
 _BAD = {"Ready": "False", "Valid": "False", "StateCompatible": "False", "Degraded": "True"}
 
@@ -23,7 +24,16 @@ def status_lines(job: JobResource) -> Iterator[str]:
             cells = (input_status.get(name) for name in ("lag", "rowsPerSecond", "watermark", "watermarkDelay"))
             rows.append([input_status["name"], *("-" if cell is None else str(cell) for cell in cells), state])
         yield from align_columns(rows)
-    yield from _condition_lines(status)
+    if conditions := status.get("conditions"):
+        rows = [["CONDITION", "", "SINCE", "REASON"]]
+        for condition in conditions:
+            name = f"{'!' if _BAD.get(condition['type']) == condition['status'] else ''}{condition['type']}"
+            rows.append([name, condition["status"], condition["lastTransitionTime"], condition["reason"]])
+        heading, *lines = align_columns(rows)
+        yield heading
+        for line, condition in zip(lines, conditions, strict=True):
+            yield line
+            yield from (f"      {part}" for part in condition["message"].splitlines())
     if refused := status.get("refused"):
         yield f"  rejected: revision {refused['revision']} ({refused['reason']}): {refused['message']}"
     if status.get("lastError"):
@@ -44,40 +54,12 @@ def _summary_lines(status: Mapping[str, Any]) -> Iterator[str]:
         "executors": status.get("executors"),
         "epoch": status.get("epoch"),
         "rows": ", ".join(f"{status[name]:,} {word}" for name, word in counts.items() if status.get(name) is not None),
-        "state": _bytes_text(status.get("stateBytes")),
+        "state": size_text(status["stateBytes"]) if status.get("stateBytes") is not None else None,
         "savepoint": savepoint and f"{savepoint['name']} at epoch {savepoint['epoch']}, {savepoint['time']}",
     }
     for name, value in summary.items():
         if value not in (None, "", {}):
             yield f"  {name + ':':12}{value}"
-
-
-def _bytes_text(count: int | None) -> str | None:
-    if count is None:
-        return None
-    size, unit = float(count), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.4g} {unit}"
-
-
-def _condition_lines(status: Mapping[str, Any]) -> Iterator[str]:
-    conditions = status.get("conditions") or ()
-    if not conditions:
-        return
-    rows = [["CONDITION", "", "SINCE", "REASON"]]
-    for condition in conditions:
-        warning = "!" if _BAD.get(condition["type"]) == condition["status"] else ""
-        rows.append(
-            [f"{warning}{condition['type']}", condition["status"], condition["lastTransitionTime"], condition["reason"]]
-        )
-    lines = list(align_columns(rows))
-    yield lines[0]
-    for line, condition in zip(lines[1:], conditions, strict=True):
-        yield line
-        yield from (f"      {part}" for part in condition["message"].splitlines())
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:

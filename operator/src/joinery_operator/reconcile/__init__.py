@@ -1,9 +1,9 @@
 """`reconcile`: decides what to do about a job from what was observed of it. Pure: no clock, no API.
 
-    base      what the resource asks for has changed: failures are reset, a rejection is dropped
-    driver    what became of the driver's pod                           (`observe_attempt`)
-    rollout   another revision, one step further by `rollout_table`     (`advance_rollout`)
-    driver    the next pod's number, when one is due                    (`next_attempt`)
+    base      failures and a rejection are dropped if the resource changed  (`record_target`)
+    driver    what became of the driver's pod                               (`observe_attempt`)
+    rollout   another revision, one step further by `rollout_table`         (`advance_rollout`)
+    driver    the next pod's number, when one is due                        (`next_attempt`)
     children  created, repaired and deleted as the status says
     status    the phase, conditions and figures that report all of that
 
@@ -32,13 +32,20 @@ from joinery_operator.reconcile.blue_green import reconcile_blue_green
 from joinery_operator.reconcile.children import child_actions, deletion_fault
 from joinery_operator.reconcile.conditions import events, with_conditions, with_late_rows, with_pause
 from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read_status
-from joinery_operator.reconcile.driver import next_attempt, observe_attempt, planned_driver, reset_failures
+from joinery_operator.reconcile.driver import next_attempt, observe_attempt, planned_driver
 from joinery_operator.reconcile.figures import due_status, next_report, with_figures
 from joinery_operator.reconcile.phase import JobPhase, deletion_phase, job_phase
 from joinery_operator.reconcile.places import state_place_text, written_outputs
 from joinery_operator.reconcile.reasons import INCOMPLETE, NOT_ALLOWED
-from joinery_operator.reconcile.rollout import advance_rollout, record_hold, record_proof, without_deadline
-from joinery_operator.reconcile.rollout_observation import deadline, is_rejected
+from joinery_operator.reconcile.rollout import (
+    advance_rollout,
+    record_hold,
+    record_progress,
+    record_proof,
+    record_target,
+    without_deadline,
+)
+from joinery_operator.reconcile.rollout_observation import deadline
 from joinery_runtime.job.crd import BLUE_GREEN, SAVEPOINT, Status
 
 __all__ = ["FINALIZER", "reconcile"]
@@ -62,9 +69,7 @@ def reconcile(observed: Observed | ObservedSavepoint | ObservedBlueGreen | Obser
         )
         return Decision(None, events=tuple(left_behind(last_copy)))
     status = read_status(observed.resource)
-    if observed.permissions_end:
-        return _reconcile_with_namespace(ReconcileContext(deletion.without_lost_templates(observed), status))
-    if observed.resource["metadata"].get("deletionTimestamp"):
+    if observed.permissions_end or observed.resource["metadata"].get("deletionTimestamp"):
         return _reconcile_deleted(ReconcileContext(deletion.without_lost_templates(observed), status))
     ctx = ReconcileContext(observed, status)
     if ctx.pause_scope == "everything":  # neither what the resource asks for nor its children count
@@ -73,9 +78,10 @@ def reconcile(observed: Observed | ObservedSavepoint | ObservedBlueGreen | Obser
 
 
 def _reconcile_live(ctx: ReconcileContext) -> Decision:
-    status = _with_target_revision(ctx, ctx.status)
+    status = record_target(ctx, ctx.status)
     status = observe_attempt(ctx, status, planned_driver(ctx, status))
-    status = advance_rollout(ctx, record_hold(ctx, record_proof(ctx, status)))
+    status = record_progress(ctx, record_hold(ctx, record_proof(ctx, status)))
+    status = advance_rollout(ctx, status)
     status = next_attempt(ctx, status, planned_driver(ctx, status))
     plan = planned_driver(ctx, status)
     children = child_actions(ctx, status, plan)
@@ -93,8 +99,17 @@ def _reconcile_live(ctx: ReconcileContext) -> Decision:
 
 
 def _reconcile_deleted(ctx: ReconcileContext) -> Decision:
+    """Delete the job's state before the job. A job whose namespace is being deleted is let go at once: Kubernetes also
+    deletes the operator's RoleBinding there, perhaps before the job. Kubernetes ends the pods."""
     if FINALIZER not in ctx.finalizers:
         return Decision(None)
+    if ctx.observed.permissions_end:
+        released = deletion.release(ctx, ctx.status)
+        message = (
+            f"namespace {ctx.metadata['namespace']} is being deleted, and no pod can delete the state, which stays"
+        )
+        status = with_conditions(ctx, released.status, JobPhase("Deleting", "Deleting", message))
+        return Decision(status, released.actions, released.events)
     deleted = deletion.delete_state(ctx, ctx.status)
     fault = deleted.fault or deletion_fault(deleted.actions, ctx.observed.delete_refused)
     status = with_conditions(ctx, deleted.status, deletion_phase(fault, deletion.WAY_OUT))
@@ -102,34 +117,6 @@ def _reconcile_deleted(ctx: ReconcileContext) -> Decision:
     # No watch reports the end of the namespace, which may let the resource go.
     again_after = _NAMESPACE_SECONDS if fault and decision.again_after is None else decision.again_after
     return replace(decision, events=(*decision.events, *deleted.events), again_after=again_after)
-
-
-def _reconcile_with_namespace(ctx: ReconcileContext) -> Decision:
-    """Let a job go whose namespace is being deleted, before Kubernetes deletes the job: it deletes the operator's
-    RoleBinding as well, in no order. The pods are Kubernetes' to end."""
-    if FINALIZER not in ctx.finalizers:
-        return Decision(None)
-    released = deletion.release(ctx, ctx.status)
-    message = f"namespace {ctx.metadata['namespace']} is being deleted, and no pod can delete the state, which stays"
-    status = with_conditions(ctx, released.status, JobPhase("Deleting", "Deleting", message))
-    return Decision(status, released.actions, released.events)
-
-
-def _with_target_revision(ctx: ReconcileContext, status: Status) -> Status:
-    """Return the status after a change of the resource: what was given up is tried again at once. A resource that is no
-    valid job changes nothing."""
-    job = ctx.desired.job
-    if job is None:
-        return status
-    changed = status.observed_generation not in {None, ctx.metadata.get("generation")}
-    if changed or job.revision != status.target_revision:
-        status = reset_failures(status)
-    refused = status.refused if is_rejected(status, job, ctx.desired.mode) else None
-    # Without `replaces` it is unknown what was tried: an earlier release wrote the status, or the API server dropped
-    # the field because the definitions are of one. Only an edit tries such a revision again, or each reconcile would.
-    if refused is not None and refused.replaces is not None and ctx.names_another_owner(refused.replaces):
-        refused = None
-    return status.model_copy(update={"refused": refused, "target_revision": job.revision})
 
 
 def _decision(ctx: ReconcileContext, status: Status, actions: tuple[Action, ...]) -> Decision:

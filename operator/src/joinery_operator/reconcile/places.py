@@ -10,7 +10,7 @@ from joinery_operator.reconcile.reasons import cut
 from joinery_runtime.job import Job, JobSpec
 from joinery_runtime.job.crd import OutputStatus
 from joinery_runtime.job.model.inputs import KafkaInput
-from joinery_runtime.job.model.outputs import DeadLetterKafka, KafkaOutput, NamedOutput
+from joinery_runtime.job.model.outputs import DeadLetterKafka, KafkaOutput
 
 _LONGEST = 512
 MOST_OUTPUTS = 64
@@ -38,19 +38,18 @@ def state_place_text(spec: JobSpec) -> str:
 
 def written_outputs(job: Job) -> tuple[OutputStatus, ...]:
     """Return the job's outputs for a status, as many as it has room for."""
-    return tuple(map(_output_status, job.outputs[:MOST_OUTPUTS]))
-
-
-def _output_status(output: NamedOutput) -> OutputStatus:
-    kind = next(name for name in output.KINDS if getattr(output, name) is not None)
-    table, folder, target = output.postgres or output.iceberg, output.file or output.delta, None
-    if output.kafka is not None:
-        target = output.kafka.topic
-    elif table is not None:
-        target = table.table
-    elif folder is not None:
-        target = folder.path
-    return OutputStatus(name=output.name, kind=kind, target=None if target is None else cut(target, _LONGEST))
+    statuses = []
+    for output in job.outputs[:MOST_OUTPUTS]:
+        kind = next(name for name in output.KINDS if getattr(output, name) is not None)
+        table, folder, target = output.postgres or output.iceberg, output.file or output.delta, None
+        if output.kafka is not None:
+            target = cut(output.kafka.topic, _LONGEST)
+        elif table is not None:
+            target = cut(table.table, _LONGEST)
+        elif folder is not None:
+            target = cut(folder.path, _LONGEST)
+        statuses.append(OutputStatus(name=output.name, kind=kind, target=target))
+    return tuple(statuses)
 
 
 def names_new_system(new: Job, old: Job, system: str) -> bool:

@@ -12,13 +12,14 @@ from datetime import datetime
 
 from joinery_operator.decision import EXECUTORS
 from joinery_operator.reconcile.context import ReconcileContext
-from joinery_operator.reconcile.driver import savepoint_name
+from joinery_operator.reconcile.driver import reset_failures, savepoint_name
 from joinery_operator.reconcile.places import names_new_system
 from joinery_operator.reconcile.pods import PodObservation
 from joinery_operator.reconcile.reasons import cut, sentence
 from joinery_operator.reconcile.rollout_observation import (
     classify,
     classify_desired,
+    is_rejected,
     migrating_attempt,
 )
 from joinery_operator.reconcile.rollout_reasons import check_rejection, progress_problem, waiting_reason
@@ -38,9 +39,25 @@ from joinery_runtime.job.crd.status import RestoringRevision
 
 def advance_rollout(ctx: ReconcileContext, status: Status) -> Status:
     """Advance the rollout by one step, if possible, and return the new status."""
-    status = _with_progress(ctx, status)
     execution = _Execution(ctx, status, row_for(classify(ctx, status)))
     return _ACTS[execution.row.act](execution)
+
+
+def record_target(ctx: ReconcileContext, status: Status) -> Status:
+    """Return the status after a change of the resource: what was given up is tried again at once. A resource that is no
+    valid job changes nothing."""
+    job = ctx.desired.job
+    if job is None:
+        return status
+    changed = status.observed_generation not in {None, ctx.metadata.get("generation")}
+    if changed or job.revision != status.target_revision:
+        status = reset_failures(status)
+    refused = status.refused if is_rejected(status, job, ctx.desired.mode) else None
+    # Without `replaces` it is unknown what was tried: an earlier release wrote the status, or the API server dropped
+    # the field because the definitions are of one. Only an edit tries such a revision again, or each reconcile would.
+    if refused is not None and refused.replaces is not None and ctx.names_another_owner(refused.replaces):
+        refused = None
+    return status.model_copy(update={"refused": refused, "target_revision": job.revision})
 
 
 def record_proof(ctx: ReconcileContext, status: Status) -> Status:
@@ -64,6 +81,23 @@ def record_hold(ctx: ReconcileContext, status: Status) -> Status:
     if ctx.suspended or (failed and is_current and desired in {Desired.ANOTHER, Desired.ROLLOUT} and not continues):
         return status.model_copy(update={"held": True})
     return status.model_copy(update={"held": False}) if desired is Desired.CURRENT or continues else status
+
+
+def record_progress(ctx: ReconcileContext, status: Status) -> Status:
+    """Return the status with how far the stage of its rollout got. The deadline counts from the last progress, and not
+    while the job is suspended, or its driver waits for a system that is unavailable and no other revision would get
+    further."""
+    rollout = status.rollout
+    if rollout is None:
+        return status
+    if ctx.suspended or _waits_for_known_system(ctx, status, rollout):
+        return without_deadline(status)
+    before = {name: getattr(rollout, name) for name in _NOTHING_DONE}
+    best = {name: max(count, before[name]) for name, count in _count_progress(ctx, status, rollout).items()}
+    if rollout.progressed is not None and best == before:
+        return status
+    update = {"progressed": ctx.now, **best}
+    return status.model_copy(update={"rollout": rollout.model_copy(update=update)})
 
 
 def without_deadline(status: Status) -> Status:
@@ -95,23 +129,6 @@ def is_check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
     # The clock of its node may be ahead or behind, by more than the deadline.
     since = pod.ended_at if pod.created_at <= pod.ended_at <= ctx.now else pod.created_at
     return ctx.has_elapsed(since, ctx.settings.backoff_first_seconds)
-
-
-def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
-    """Return the status with how far the stage of its rollout got. The deadline counts from the last progress, and not
-    while the job is suspended, or its driver waits for a system that is unavailable and no other revision would get
-    further."""
-    rollout = status.rollout
-    if rollout is None:
-        return status
-    if ctx.suspended or _waits_for_known_system(ctx, status, rollout):
-        return without_deadline(status)
-    before = {name: getattr(rollout, name) for name in _NOTHING_DONE}
-    best = {name: max(count, before[name]) for name, count in _count_progress(ctx, status, rollout).items()}
-    if rollout.progressed is not None and best == before:
-        return status
-    update = {"progressed": ctx.now, **best}
-    return status.model_copy(update={"rollout": rollout.model_copy(update=update)})
 
 
 def _waits_for_known_system(ctx: ReconcileContext, status: Status, rollout: Rollout) -> bool:
