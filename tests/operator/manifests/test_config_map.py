@@ -5,6 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from joinery_operator import manifests
 from joinery_operator.manifests.spark import _escape_value
@@ -132,6 +133,25 @@ def test_numbers_and_long_keys_come_back_as_they_were(value):
 def test_text_that_one_version_takes_for_something_else_stays_text(text):
     document = {"a": text, text: "b"}
     assert from_yaml(to_yaml(document)) == yaml.safe_load(to_yaml(document)) == document
+
+
+def test_half_of_a_surrogate_pair_is_replaced_as_the_api_server_does():
+    assert from_yaml(to_yaml({"a\udc00": "\ud800x"})) == {"a\ufffd": "\ufffdx"}
+
+
+def test_a_document_that_is_nested_too_deep_is_not_read():
+    assert from_yaml(to_yaml(from_yaml("[" * 200 + "]" * 200))) == from_yaml("[" * 200 + "]" * 200)
+    with pytest.raises(YAMLError, match="nested too deep"):
+        from_yaml("[" * 300 + "]" * 300)
+
+
+def test_what_only_yaml_has_becomes_its_text():
+    document = from_yaml(
+        "{a: 2026-01-01, b: 2026-01-01 10:00:00, c: !!set {x}, d: !!binary aGk=, 1: &anchor [true], 2: *anchor}"
+    )
+    text = to_yaml(document)
+    assert list(from_yaml(text).values()) == [[True], [True], "2026-01-01", "2026-01-01 10:00:00", "{'x'}", "b'hi'"]
+    assert "&" not in text
 
 
 def test_plain_words_stay_readable():

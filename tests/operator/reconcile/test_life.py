@@ -746,6 +746,12 @@ INVALID: list[tuple[str, dict[str, Any], str, list[str]]] = [
         ["spec.spark.executor.maxInstances: is 2, less than the 3"],
     ),
     ("no template", {"spark": {"driver": {"podTemplate": {"name": "mine"}}}}, "Incomplete", ["ConfigMap mine"]),
+    (
+        "nested too deep",
+        {"spark": {"driver": {"podTemplate": {"inline": f"spec: {{affinity: {'{a: ' * 400}x{'}' * 400}}}"}}}},
+        "Incomplete",
+        ["nested too deep"],
+    ),
     ("no size", {"spark": {"conf": {"spark.driver.memory": "much"}}}, "Incomplete", ["spark.driver.memory"]),
 ]
 
