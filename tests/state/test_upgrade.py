@@ -101,7 +101,7 @@ class TestEnsurePin:
         again = ensure_pin(store, record, "rollout-b")
         assert (first.origin, again.origin, first.savepoint) == ("created", "there already", again.savepoint)
 
-    @pytest.mark.parametrize(("done", "how", "epoch"), [(True, "kept", 1), (False, "created anew", 2)])
+    @pytest.mark.parametrize(("done", "how", "epoch"), [(True, "kept", 1), (False, "created again", 2)])
     def test_of_an_epoch_before(self, store: MemoryStore, record: JobRecord, done: bool, how: str, epoch: int) -> None:
         ensure_pin(store, record, MIGRATION)
         run_epoch(store, record, 2)
@@ -117,7 +117,7 @@ class TestEnsurePin:
         ensure_pin(store, record, MIGRATION)
         run_epoch(store, store.roll_back(JOB, MIGRATION), 2)
         pin = ensure_pin(store, now(store), MIGRATION, done=always)
-        assert (pin.origin, pin.savepoint.epoch, pin.savepoint.rolled_back) == ("created anew", 2, False)
+        assert (pin.origin, pin.savepoint.epoch, pin.savepoint.rolled_back) == ("created again", 2, False)
 
     @pytest.mark.parametrize("gone_on", [False, True])
     @pytest.mark.parametrize("over", ["it was rolled back", "another rollout came after it", "without it"])

@@ -76,7 +76,7 @@ class Figures(NamedTuple):
 
 BUDGETS: Mapping[str, Mapping[str, float]] = {
     "runtime": {"vague": 0.6, "used_once": 15, "one_word": 35.5, "short_files": 28},
-    "operator": {"vague": 0.2, "used_once": 16.2, "one_word": 32.2, "short_files": 8},
+    "operator": {"vague": 0.2, "used_once": 16.2, "one_word": 32.2, "short_files": 9},
     "devkit": {"vague": 0.2, "used_once": 15, "one_word": 52.7, "short_files": 27},
     "bench": {"vague": 0, "used_once": 8, "one_word": 47.4, "short_files": 8},
 }
@@ -87,14 +87,14 @@ functions are of one word, 41 % of psycopg's, 18 % of pydantic's and 14 % of sql
 several words were inlined: that alone raised the budgets of `one_word` by 1.1 to 2.1, and 21 more in the operator by
 0.5."""
 WORD_BUDGETS: Mapping[str, int] = {
-    "anew": 6,
+    "anew": 1,
     "away (not available)": 0,
-    "go on": 2,
-    "go out": 2,
-    "in force": 3,
-    "refuse": 8,
+    "go on": 0,
+    "go out": 0,
+    "in force": 0,
+    "refuse": 0,
 }
-"""How often each retired word may still occur."""
+"""How often each retired word may still occur: the docstring of `joinery state migrate` names its option `anew`."""
 SOURCES: Mapping[str, Path] = {
     "runtime": Path("runtime/src"),
     "operator": Path("operator/src"),
@@ -248,17 +248,18 @@ class Occurrence(NamedTuple):
 
 
 def prose_files(root: Path) -> list[Path]:
-    """Return the pages and sources with prose that people read now. Decision records and the changelog are history."""
+    """Return the pages and sources with prose that people read now. Decision records and the changelog are history, and
+    this module has to name the words."""
     root = root.resolve()
     if root.is_file():
         return [root]
-    history = {ROOT / "docs" / "decisions", ROOT / "CHANGELOG.md"}
+    excluded = {ROOT / "docs" / "decisions", ROOT / "CHANGELOG.md", Path(__file__).resolve()}
     pages, parts = [], [root]
     if root == ROOT:
         pages = [*ROOT.glob("*.md")]
         parts = [ROOT / part for part in (*SOURCES.values(), Path("docs"), Path("charts"))]
     files = [*pages, *(file for part in parts for ending in ("*.py", "*.md", "*.yaml") for file in part.rglob(ending))]
-    return sorted(file for file in files if not history & {file, *file.parents})
+    return sorted(file for file in files if not excluded & {file, *file.parents})
 
 
 def retired_words(files: Iterable[Path]) -> Iterator[Occurrence]:
@@ -280,7 +281,10 @@ def _prose_of(file: Path) -> Iterator[tuple[int, str]]:
     if file.suffix != ".py":
         # The section `Words` becomes empty lines: the glossary has to name what it retires.
         section = re.compile(r"^## Words\n.*?(?=^## |\Z)", re.M | re.S)
-        yield 1, _without_code(section.sub(lambda match: "\n" * match[0].count("\n"), content))
+        prose = section.sub(lambda match: "\n" * match[0].count("\n"), content)
+        if file.suffix == ".yaml":
+            prose = re.sub(r"^( *)[\w-]+:", r"\1", prose, flags=re.M)  # the names of fields last
+        yield 1, _without_code(prose)
         return
     for token in tokenize.generate_tokens(io.StringIO(content).readline):
         if token.type in {tokenize.STRING, tokenize.COMMENT} or token.type == getattr(tokenize, "FSTRING_MIDDLE", -1):

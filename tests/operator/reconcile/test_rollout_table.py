@@ -60,8 +60,8 @@ def test_every_row_is_of_use_and_consistent(row: Transition) -> None:
     assert any(row.matches(observation) for observation in OBSERVATIONS)
     assert set(row.when) <= set(STAGES[row.stage].dimensions)
     assert all(values < set(DIMENSIONS[name]) for name, values in row.when.items()), "a condition that always holds"
-    assert (row.refused is not None) == (row.act in REFUSING)
-    assert row.refused is None or row.refused in get_args(Refusal.model_fields["reason"].annotation)
+    assert (row.rejected_as is not None) == (row.act in REFUSING)
+    assert row.rejected_as is None or row.rejected_as in get_args(Refusal.model_fields["reason"].annotation)
     assert row.to is (row.stage if row.act in STAYS else ENTERS.get(row.act, RolloutStage.STABLE))
     assert row.act is not Act.DROP or row.stage is not RolloutStage.STABLE, "would go round for ever"
 

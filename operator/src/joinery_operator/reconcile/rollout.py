@@ -234,7 +234,7 @@ class _Execution:
         return self._update(rollout=self._enter_stage(reason="the resource asks for another job now"))
 
     def reject_and_roll_back(self) -> Status:
-        reason = sentence(self.row.refused or "", cut(self._rejection_message(), 512))
+        reason = sentence(self.row.rejected_as or "", cut(self._rejection_message(), 512))
         return self._update(rollout=self._enter_stage(reason=reason), refused=self._refusal())
 
     def complete(self) -> Status:
@@ -273,12 +273,12 @@ class _Execution:
     def _refusal(self) -> Refusal:
         rollout = self.status.rollout
         revision, mode = (rollout or self.new).revision, rollout.mode if rollout else self.ctx.desired.mode
-        message = cut(self._rejection_message() or self.row.refused or "")
+        message = cut(self._rejection_message() or self.row.rejected_as or "")
         return Refusal.model_validate(
             {
                 "revision": revision,
                 "mode": mode,
-                "reason": self.row.refused,
+                "reason": self.row.rejected_as,
                 "message": message,
                 "replaces": self.ctx.replaced_owner or "",
             }
@@ -293,7 +293,7 @@ class _Execution:
             )
         if self.row.stage is RolloutStage.CHECKING:
             return check_rejection(self.ctx, self.rollout)
-        if self.row.refused == "DeadlineExceeded":
+        if self.row.rejected_as == "DeadlineExceeded":
             return progress_problem(self.ctx, self.status, migrating_attempt(self.status, self.rollout))
         return self.status.last_error or ""
 

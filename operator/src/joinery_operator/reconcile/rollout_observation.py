@@ -19,7 +19,7 @@ from joinery_operator.reconcile.rollout_table import (
     NewDriver,
     NewStore,
     OldDriver,
-    Refused,
+    Rejected,
     Restore,
     Restorer,
     Rollback,
@@ -89,7 +89,7 @@ def _classify_stable(ctx: ReconcileContext, status: Status, desired: Desired, su
         at_stake=AtStake.STATE if was_ready and (old is None or old.durable) else AtStake.NOTHING,
         new_store=NewStore.KEEPS if new.durable else in_memory,
         suspend=suspend,
-        refused=Refused.YES if is_rejected(status, new, mode) else Refused.NO,
+        rejected=Rejected.YES if is_rejected(status, new, mode) else Rejected.NO,
     )
 
 

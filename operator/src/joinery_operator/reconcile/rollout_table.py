@@ -67,7 +67,7 @@ class NewStore(Enum):
     GIVES_UP = "keeps none, and upgrade.mode is stateless"
 
 
-class Refused(Enum):
+class Rejected(Enum):
     """Whether `status.refused` names the revision asked for, in this mode."""
 
     NO = "no"
@@ -162,7 +162,7 @@ class RolloutObservation:
     suspend: Suspend | None = None
     at_stake: AtStake | None = None
     new_store: NewStore | None = None
-    refused: Refused | None = None
+    rejected: Rejected | None = None
     mode: Mode | None = None
     check: Check | None = None
     old_driver: OldDriver | None = None
@@ -179,7 +179,7 @@ DIMENSIONS: Final[Mapping[str, type[Enum]]] = {
     "suspend": Suspend,
     "at_stake": AtStake,
     "new_store": NewStore,
-    "refused": Refused,
+    "rejected": Rejected,
     "mode": Mode,
     "check": Check,
     "old_driver": OldDriver,
@@ -224,7 +224,7 @@ STAGES: Final[Mapping[RolloutStage, StageRules]] = {
     RolloutStage.STABLE: StageRules(
         DriverRole.CURRENT,
         None,
-        ("desired", "at_stake", "new_store", "suspend", "refused"),
+        ("desired", "at_stake", "new_store", "suspend", "rejected"),
         {"desired": (Desired.NOTHING, Desired.CURRENT, Desired.ANOTHER)},
     ),
     RolloutStage.CHECKING: StageRules(
@@ -294,7 +294,7 @@ def _when(*conditions: Enum | tuple[Enum, ...]) -> Mapping[str, frozenset[Enum]]
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A row: in `stage`, if all of `when` hold, do `act`; then the stage is `to`. `refused` is the reason if the
+    """A row: in `stage`, if all of `when` hold, do `act`; then the stage is `to`. `rejected_as` is the reason if the
     revision is rejected."""
 
     stage: RolloutStage
@@ -302,7 +302,7 @@ class Transition:
     act: Act
     to: RolloutStage
     rationale: str
-    refused: RefusalReason | None = None
+    rejected_as: RefusalReason | None = None
 
     def matches(self, observation: RolloutObservation) -> bool:
         return observation.stage is self.stage and all(
@@ -336,11 +336,11 @@ TABLE: Final[tuple[Transition, ...]] = (
         "Nothing can be lost or returned to."),
     Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.GIVES_UP), Act.TAKE_OVER, _STABLE,
         "The resource gives the state up."),
-    Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, _NOT_GIVEN_UP, Refused.YES),
+    Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, _NOT_GIVEN_UP, Rejected.YES),
         Act.WAIT, _STABLE, "A rejected revision is not tried again."),
-    Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.KEEPS, Refused.NO),
+    Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.KEEPS, Rejected.NO),
         Act.BEGIN, _CHECKING, "A check shows whether the job fits its state."),
-    Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.IN_MEMORY, Refused.NO),
+    Transition(_STABLE, _when(Desired.ANOTHER, Suspend.NO, AtStake.STATE, NewStore.IN_MEMORY, Rejected.NO),
         Act.REJECT, _STABLE, "All of the state would be left behind.", INCOMPATIBLE),
     # Checking: the check pod runs with the new image and job; the old driver keeps running, if it ran.
     Transition(_CHECKING, _when(_LEAVES), Act.DROP, _STABLE,
@@ -480,7 +480,7 @@ def rendered() -> str:
     lines += ["", "| in | when | then | next | rejected as | why |", "|---|---|---|---|---|---|"]
     lines += [
         f"| `{row.stage.value}` | {_conditions(row)} | {row.act.value} | `{row.to.value}` | "
-        f"{f'`{row.refused}`' if row.refused else ''} | {row.rationale} |"
+        f"{f'`{row.rejected_as}`' if row.rejected_as else ''} | {row.rationale} |"
         for row in TABLE
     ]
     lines += ["", "| observed | is | values |", "|---|---|---|"]

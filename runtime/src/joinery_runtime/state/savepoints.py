@@ -50,7 +50,7 @@ class Pin:
     done."""
 
     savepoint: StoredSavepoint
-    origin: Literal["created", "there already", "created anew", "kept"]
+    origin: Literal["created", "there already", "created again", "kept"]
 
 
 def never(_: StoredSavepoint) -> bool:
@@ -82,7 +82,7 @@ def ensure_pin(
             todo=f"Give another name, or delete it first: joinery state savepoint JOB {name} --delete",
         )
     store.delete_savepoint(record.job, name)
-    return Pin(store.create_savepoint(record.job, name), "created anew")
+    return Pin(store.create_savepoint(record.job, name), "created again")
 
 
 def check_rollout(store: Savepoints, record: JobRecord, name: str, *, done: Callable[[StoredSavepoint], bool]) -> None:
