@@ -148,7 +148,7 @@ def test_without_a_savepoint_it_is_said_which_one_to_make(ran: Ran) -> None:
         text = refused(ask)
         assert "the log begins with epoch 3, when the job already kept rows of earlier ones" in text
         assert (
-            "Make a savepoint now (`joinery state savepoint JOB NAME`): epochs from 6 on can then be computed" in text
+            "Create a savepoint now (`joinery state savepoint JOB NAME`): epochs from 6 on can then be computed" in text
         )
 
 

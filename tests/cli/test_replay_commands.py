@@ -110,7 +110,7 @@ def test_a_log_without_its_beginning_and_a_job_that_started_from_another(
     refused = joinery("verify", path)
     newest = verdict["epochs"][1]
     assert refused.code == 1
-    assert f"Make a savepoint now (`joinery state savepoint JOB NAME`): epochs from {newest + 1} on" in refused.err
+    assert f"Create a savepoint now (`joinery state savepoint JOB NAME`): epochs from {newest + 1} on" in refused.err
     joinery("state", "savepoint", path, "evening")
     produce(job.bootstrap, f"{name}.payments", [payment(7)])
     _run(path)

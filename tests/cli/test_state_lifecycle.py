@@ -620,7 +620,7 @@ class TestSavepoints:
         assert joinery("state", "savepoint", job_file, "x" * 253).code == 0
 
     def test_no_name(self, joinery: Joinery, job_file: Path, old: JobRecord) -> None:
-        assert "It is not said which savepoint" in joinery("state", "savepoint", job_file).err
+        assert "No savepoint is named" in joinery("state", "savepoint", job_file).err
 
 
 class TestDelete:

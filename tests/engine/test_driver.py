@@ -315,7 +315,7 @@ def test_rows_that_were_read_and_did_not_arrive_are_never_committed(world: World
     with pytest.MonkeyPatch.context() as patch:
         run = driver._parts.host.run
         patch.setattr(driver._parts.host, "run", lambda work: _without_a_row(run(work)), raising=False)
-        with pytest.raises(SourceError, match="gave other records when it was read again"):
+        with pytest.raises(SourceError, match="had different records when it was read again"):
             driver.run(plan)
     assert record(world).epoch == 0
 

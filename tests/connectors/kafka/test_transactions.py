@@ -519,7 +519,7 @@ def test_markers_that_may_have_expired(output) -> None:
     with pytest.raises(SinkError) as refused:
         output.take_over(**old)
     text = str(refused.value)
-    assert f"Output topic {output.topic}: it cannot be told whether epoch 3 was written" in text
+    assert f"Output topic {output.topic}: it is unknown whether epoch 3 was written" in text
     assert (
         f"360 h old, the brokers keep markers for 168 h, and there is none for {output.names.of(1, INCARNATION)}"
         in text

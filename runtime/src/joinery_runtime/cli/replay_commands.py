@@ -36,7 +36,9 @@ _EPOCHS = re.compile(r"(\d*)\.\.(\d*)")
 def why_command(job: Job, key: Sequence[str], record: str | None, until: int | None, steps: Path | None) -> Answer:
     """Raise JoineryError that says what is wrong with the question, or why there is no answer."""
     if bool(key) == (record is not None):
-        raise JoineryError("It is not clear what is asked for", todo="Give either --key COLUMN=VALUE or --record")
+        raise JoineryError(
+            "The question needs either a key or a record", todo="Give either --key COLUMN=VALUE or --record"
+        )
     at: tuple[str, int, int] | None = None
     if record is not None:
         match = _PLACE.fullmatch(record)

@@ -141,7 +141,7 @@ def orphans(
 
     address = dsn or os.environ.get(DSN_VARIABLE)
     if not address:
-        raise JoineryError("It is not said in which database", todo=f"Give --dsn DSN, or set {DSN_VARIABLE}")
+        raise JoineryError("No database is named", todo=f"Give --dsn DSN, or set {DSN_VARIABLE}")
     listing = list_states(address, schema, None if resources is None else read_resources(resources), cluster)
     print_answer(listing.document(), listing.lines(), as_json=as_json)
 
@@ -220,7 +220,7 @@ def savepoint(
             for pin in store.savepoints(job.name):
                 print_answer(savepoint_document(pin), [savepoint_line(pin)], as_json=as_json)
         elif name is None:
-            raise JoineryError("It is not said which savepoint", todo="Give its name after the job, or --list")
+            raise JoineryError("No savepoint is named", todo="Give its name after the job, or --list")
         elif delete:
             savepoints.delete(store, job, name, idempotent=idempotent)
             print_answer({"deleted": name}, [f"savepoint {name} deleted"], as_json=as_json)

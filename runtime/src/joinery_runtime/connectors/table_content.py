@@ -80,7 +80,7 @@ class PostgresContent:
         raise SinkError(
             f"The output table {self._table.name} cannot be read between two commits",
             facts=f"tried {_SNAPSHOTS} times",
-            todo="Verify the job while it has less to do",
+            todo="Run the command again when the job commits less often",
         )
 
     def texts(self, rows: pa.Table) -> list[bytes]:

@@ -345,7 +345,7 @@ class Driver:
             raise PartitionsLost(
                 f"An older driver of job {self._identity.name} has joined its consumer group",
                 facts=str(error),
-                todo="The newest driver is this one; it joins again, and the other one ends",
+                todo="This driver is the newest: it rejoins the group, and the older driver ends",
             ) from error
 
     def _duplicate_name(self, other: StoreIdentity | None, did: str) -> DuplicateJobName:
@@ -557,7 +557,7 @@ class Driver:
         raise PartitionsLost(
             f"Epoch {plan.epoch} has lost partitions that it reads",
             facts="another member of the consumer group took them, or their topic was recreated",
-            todo="Nothing of it was committed; it is run again when they are back",
+            todo="Nothing of the epoch was committed. It runs again once the partitions are assigned to this driver",
         )
 
 

@@ -58,8 +58,8 @@ def compare_with_state(identity: JobIdentity, record: JobRecord) -> tuple[str, .
             f"the state of job {identity.name} does not fit the job as it is now",
             facts="; ".join(comparison.refused),
             todo="Undo the change. To start from the beginning, without the state, give the job another name and "
-            "another output: it reads from startFrom on, and writes rows that are in the output already a second time. "
-            "Under the operator upgrade.mode: stateless does the same",
+            "another output: the job reads from startFrom on, and would write rows to the old output a second time. "
+            "Under the operator, upgrade.mode: stateless does the same",
         )
     return comparison.warnings
 

@@ -90,9 +90,9 @@ def _limit_reached(pipeline: Pipeline, over: ExceededQuota, reason: str) -> Limi
     return LimitReached(
         "The state is over its limits",
         facts=f"{over.words(pipeline)}, {reason}",
-        todo=f"Nothing is lost: raise limits.{over.limit} of that step and start the job again, it continues where it "
-        "was. Or keep less with a narrower bound, a `where` or less lateness; `joinery state stats` tells what each "
-        "side holds and which watermark it waits for",
+        todo=f"Nothing is lost. Raise limits.{over.limit} of that step and start the job again: it resumes where it "
+        "was. Or keep fewer rows with a narrower bound, a `where` or less lateness. `joinery state stats` shows what "
+        "each side stores and which watermark it waits for",
     )
 
 

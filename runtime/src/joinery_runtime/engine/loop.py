@@ -275,8 +275,8 @@ class _DriverLoop:
             error = PartitionsLost(
                 f"Epoch {self._driver.epoch + 1} waits for partitions",
                 facts=f"another member of the consumer group has some of {names}, or the group is rebalancing",
-                todo="See who it is with kafka-consumer-groups --describe --members; the epoch is run when they are "
-                "back",
+                todo="Find that member with kafka-consumer-groups --describe --members. The epoch runs once the "
+                "partitions are assigned to this driver again",
             )
             self._listener.retrying(error, pause)
         self._stop.wait(pause)

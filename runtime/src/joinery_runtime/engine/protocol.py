@@ -82,15 +82,15 @@ def check_arrivals(outcome: EpochOutcome) -> None:
     joined = sum(s.rows_in for s in outcome.shards.values())
     if read != joined:
         raise SourceError(
-            "A range of an input gave other records when it was read again",
+            "A range of an input had different records when it was read again",
             facts=f"{counted(read, 'row', 'were')} read, the shards got {joined}; nothing of the epoch was committed",
-            todo="Start the job again; if it stays so, records of the planned ranges have been deleted meanwhile",
+            todo="Start the job again. If the error stays, records of the planned ranges were deleted",
         )
     handed = sum(s.rows_handed for s in outcome.shards.values())
     received = sum(s.rows_taken for s in outcome.shards.values())
     if handed != received:
         raise StateError(
-            "A step of an epoch made other rows when it was run again",
+            "A step of an epoch produced different rows when it was run again",
             facts=f"{counted(handed, 'row', 'were')} handed on, the next step got {received}; nothing of the epoch was "
             "committed",
             todo="Start the job again: it replays the epoch",

@@ -71,7 +71,7 @@ def files_of(path: str) -> list[str]:
         raise SourceError(
             f"There are too many input files in {path}",
             facts=f"{len(files):,}, and an input reads at most {MOST_FILES:,}",
-            todo="Name fewer of them, or put them together",
+            todo="Name fewer files, or combine them",
         )
     return sorted(files)
 

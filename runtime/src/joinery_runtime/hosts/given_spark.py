@@ -121,8 +121,8 @@ def _check_workers(context: SparkContext) -> None:
         raise EnvironmentProblem(
             f"The workers of the Spark session ({context.pythonExec}) cannot run the job's tasks",
             facts=failure_cause(error),
-            todo="Have them run a Python that has joinery-runtime[engine]: os.environ['PYSPARK_PYTHON'] = "
-            "sys.executable, set before the session starts, where they are on this machine",
+            todo="Install joinery-runtime[engine] for the Python of the workers. If they run on this machine, set "
+            "os.environ['PYSPARK_PYTHON'] = sys.executable before the session starts",
         ) from error
 
 

@@ -199,7 +199,7 @@ class Replayable:
             raise JoineryError(
                 f"Savepoint {self.savepoint} of job {self.record.job} was deleted while it was read",
                 facts=str(error),
-                todo="Ask again: another savepoint may do",
+                todo="Run the command again: it may find another savepoint",
             ) from error
         return StoredState.readable(replace(self.record, segments=segments), blobs)
 
@@ -393,7 +393,7 @@ def _not_replayable(job: Job, plans: Sequence[EpochPlan], course: _EpochSequence
     return JoineryError(
         f"The epochs of job {job.name} cannot be computed again",
         facts=f"{course.break_reason}, and no savepoint keeps the state from there on",
-        todo=f"Make a savepoint now (`joinery state savepoint JOB NAME`): epochs from {plans[-1].epoch + 1} on can "
-        "then be computed again, while the savepoint is kept and the log goes back to it. stateStore.savepoints makes "
-        f"some from time to time, stateStore.postgres.epochLogRetention keeps the log longer{alternative}",
+        todo=f"Create a savepoint now (`joinery state savepoint JOB NAME`): epochs from {plans[-1].epoch + 1} on can "
+        "then be computed again, as long as the savepoint and the epoch log since then are kept. stateStore.savepoints "
+        f"creates savepoints regularly, stateStore.postgres.epochLogRetention keeps the log longer{alternative}",
     )

@@ -175,7 +175,7 @@ def moved_error(stored: StoredJob) -> StateError:
     return StateError(
         f"The state of job {stored.job} is being moved",
         facts=f"to {stored.moved_to}; the move has not ended",
-        todo="Repeat the same joinery state move, or give it up with joinery state move JOB --stay",
+        todo="Repeat the same joinery state move, or cancel it with joinery state move JOB --stay",
     )
 
 

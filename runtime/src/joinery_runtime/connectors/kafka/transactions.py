@@ -323,12 +323,12 @@ class KafkaTransactionsSink:
         if unknown and recovery.pending_for_ms > (retention_ms := EpochMarkerReader(self._target).retention_ms()):
             named = ", ".join(unknown[:10]) + (f" and {len(unknown) - 10} more" if len(unknown) > 10 else "")
             raise SinkError(
-                f"{self._target.TITLE} {self._target.topic}: it cannot be told whether epoch {recovery.pending} was "
+                f"{self._target.TITLE} {self._target.topic}: it is unknown whether epoch {recovery.pending} was "
                 "written",
                 facts=f"its plan is {recovery.pending_for_ms / 3_600_000:.0f} h old, the brokers keep markers for "
                 f"{retention_ms / 3_600_000:.0f} h, and there is none for {named}",
-                todo="Run the job once with `delivery: atLeastOnce`: it writes the rows of this epoch, again if they "
-                "were written",
+                todo="Run the job once with `delivery: atLeastOnce`: it writes the rows of this epoch. If they were "
+                "written before, they are duplicated",
             )
 
     def unavailability(self) -> Unavailable | None:

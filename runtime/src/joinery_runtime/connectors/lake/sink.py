@@ -215,7 +215,7 @@ class LakeSink(NamesNoStore):
             raise SinkError(
                 f"The {self.table.name} does not fit the job's output",
                 facts=f"its column {needed[0]} may not be null, and the job has no such column",
-                todo="Select such a column, let the table's be null, or name another table",
+                todo="Add that column to the job's select, allow nulls in the table, or name another table",
             )
         new = [field for field in self._schema if field.name not in existing]
         if new:
@@ -262,7 +262,7 @@ class LakeSink(NamesNoStore):
             raise OutputUnavailable(
                 f"The {self.table.name} cannot take the rows of epoch {epoch}",
                 facts=f"other writers' commits came first {_CONFLICTS} times in a row",
-                todo="Let them pause; the job tries again",
+                todo="Pause the other writers; the job tries again",
             ) from error
         if published:
             self._sweep_files(

@@ -121,7 +121,7 @@ class Registry:
         return self.unavailable(
             f"{self.whose}: no schema registry answers at this address",
             facts=facts,
-            todo=f"Check {self.setting}.url, with its path: what is there knows no schemas",
+            todo=f"Check {self.setting}.url, with its path: the server at this address is no schema registry",
         )
 
     def slow_error(self, request: str) -> Unavailable:

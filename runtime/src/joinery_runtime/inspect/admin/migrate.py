@@ -206,15 +206,15 @@ def move(job: Job, store: PostgresStore, to: str | None, schema: str | None, *, 
     """Move the state. After a JoineryError, a move that has begun can be repeated."""
     dsn = to or os.environ.get(DSN_VARIABLE)
     if not dsn:
-        raise JoineryError("It is not said where to", todo=f"Give --to DSN, or set {DSN_VARIABLE}")
+        raise JoineryError("The move has no destination", todo=f"Give --to DSN, or set {DSN_VARIABLE}")
     # Both change in one transaction: such a table has to be in the state's database, and would stay behind.
     tables = [output.postgres for output in job.outputs if output.postgres is not None]
     for table in (table for table in tables if not table.is_external):
         raise JoineryError(
             f"Job {job.name} writes to the table {table.table}, which is in the state's database and would stay behind",
             facts="both change in one transaction, so they have to move together",
-            todo="Stop the job, take the whole database along with pg_dump and pg_restore, and name it in stateStore; "
-            "then make sure that the job is not started at the old place",
+            todo="Stop the job, copy the whole database with pg_dump and pg_restore, and name the copy in stateStore. "
+            "Make sure that nobody starts the job on the old database",
         )
     with (
         closing(MovableStore(store.dsn, store.schema)) as source,

@@ -53,7 +53,7 @@ def reset_command(
         raise JoineryError(
             f"Input {name} of job {job.name} is a file",
             facts="only the offsets of Kafka inputs can be reset",
-            todo="To read it again, start the job with new state. To give a planned epoch up, write --drop-planned "
+            todo="To read it again, start the job with new state. To discard a planned epoch, write --drop-planned "
             "without --input",
         )
     with open_store(job, say) as opened:
