@@ -20,7 +20,7 @@ from joinery_runtime.job.model.inputs import AtTimestamp, Debezium, Input, Kafka
 from joinery_runtime.job.model.outputs import DeadLetter, FileOutput, NamedOutput, Output
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.unions import UnionInput
-from joinery_runtime.job.model.wording import counted, listed
+from joinery_runtime.job.model.wording import counted, listed, size_text
 
 # Seed 003: ten million keys of about 200 bytes, "~2 GB resident", is where a warning is due.
 LARGE_STATE_BYTES = 2 * 1024**3
@@ -122,13 +122,13 @@ class Explanation:
             most = "at most, each row a session of its own, " if sessions else ""
             yield (
                 f"    at {RATE:,} rows/s: {most}{side.rows:,} {side.holds} of about {side.row_bytes} bytes = "
-                f"{_size_text(side.bytes)} before compression"
+                f"{size_text(side.bytes)} before compression"
             )
         if not self.sides:
             yield "  no rows are kept: each is emitted by the epoch that reads its record"
             return
         also = " (and as many joined rows)" if len(self.steps) > 1 else ""
-        yield f"  expected state at {RATE:,} rows/s per input{also}: {_size_text(self.state_bytes)}"
+        yield f"  expected state at {RATE:,} rows/s per input{also}: {size_text(self.state_bytes)}"
 
 
 def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Explanation:
@@ -329,8 +329,8 @@ def _list_warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
         todo = listed(dict.fromkeys(step.shorter for step in steps))
         fewer = ", or select fewer columns" if isinstance(job, StreamJoin) else ""
         yield (
-            f"LARGE STATE: about {_size_text(state_bytes)} at {RATE:,} rows/s per input, "
-            f"over {_size_text(LARGE_STATE_BYTES)}. "
+            f"LARGE STATE: about {size_text(state_bytes)} at {RATE:,} rows/s per input, "
+            f"over {size_text(LARGE_STATE_BYTES)}. "
             f"To have less, {todo}, shorten allowedLateness or the watermark delays{fewer}"
         )
     if job.spec.state_store.memory is not None:
@@ -405,15 +405,6 @@ def delay_warnings(job: Job) -> Iterator[str]:
                 "out of order, for example watermark: {delay: 10s}, or delay: 0s if they never are. `joinery explain "
                 "JOB.yaml --sample` proposes a delay from the records"
             )
-
-
-def _size_text(count: int) -> str:
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"
 
 
 _CONDITIONS = ("filter", "having")

@@ -236,6 +236,18 @@ def _parse_length(tokens: list[Token], least: int = 1) -> int:
     return int(ms)
 
 
+def window_ms(name: str, interval: exp.Interval) -> int:
+    """Return the milliseconds of an INTERVAL in a function of windows. `name` is size, slide, gap, or offset, which may
+    be negative. Raises NotALengthError."""
+    ms = interval_ms(interval)
+    problem = "" if ms.denominator == 1 else "must be whole milliseconds"
+    if name != "offset":
+        problem = length_problem(ms)
+    if problem:
+        raise NotALengthError(f"the {name} {problem}")
+    return int(ms)
+
+
 def length_problem(ms: Fraction, least: int = 1) -> str:
     """Say why this is no length of a window, of at least as many milliseconds; empty if it is one."""
     if ms.denominator != 1 or ms < least:

@@ -12,10 +12,10 @@ from typing import Any
 
 from sqlglot import exp
 
-from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms
+from joinery_runtime.job.model.expression_tree import NotALengthError
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.time_formats import checked_zone
-from joinery_runtime.job.sql.clauses import length_problem
+from joinery_runtime.job.sql.clauses import window_ms
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import node_position
 from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
@@ -292,15 +292,9 @@ def read_window_call(node: exp.Expr, table: SqlInput, scope: Scope, clause: str)
             scope.report.add(node_position(time), f"{facts}; write {form.format(time=owner.event_time)} into {clause}")
     for length, interval in zip(fields, intervals, strict=False):
         try:
-            ms = interval_ms(interval)
+            window.lengths[length] = window_ms(length, interval)
         except NotALengthError as error:
             scope.report.add(at, str(error))
-            continue
-        offset_problem = "" if ms.denominator == 1 else "must be whole milliseconds"
-        if problem := offset_problem if length == "offset" else length_problem(ms):
-            scope.report.add(at, f"the {length} {problem}")
-        else:
-            window.lengths[length] = int(ms)
     every = window.lengths.get("slide") or window.lengths.get("size")  # how often a window begins
     offset = window.lengths.pop("offset", None)
     if every and offset is not None and offset % every:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
-from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms, split_ands
+from joinery_runtime.job.model.expression_tree import NotALengthError, split_ands
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.time_formats import checked_zone
-from joinery_runtime.job.sql.clauses import WindowClause, WindowKind, length_problem
+from joinery_runtime.job.sql.clauses import WindowClause, WindowKind, window_ms
 from joinery_runtime.job.sql.report import Report, TextPosition, column_at, node_position
 from joinery_runtime.job.sql.select_tree import DESCRIPTOR, OF_WINDOW, REJECTED, TEST_KINDS, existence_test
 from joinery_runtime.job.sql.window_functions import (
@@ -354,17 +354,13 @@ def _read_lengths(function: TableFunction, window: WindowClause) -> str:
         if not isinstance(interval, exp.Interval):
             return f"{interval.sql(comments=False)} is no INTERVAL; {todo}"
         try:
-            ms = interval_ms(interval)
+            ms = window_ms(name.lower(), interval)
         except NotALengthError as error:
             return str(error)
         if name == "offset":
-            if ms.denominator != 1:
-                return "the offset must be whole milliseconds"
-            window.offset = int(ms) % window.lengths.get("SLIDE", window.lengths["SIZE"])
-        elif problem := length_problem(ms):
-            return f"the {name.lower()} {problem}"
+            window.offset = ms % window.lengths.get("SLIDE", window.lengths["SIZE"])
         else:
-            window.lengths[name] = int(ms)
+            window.lengths[name] = ms
     if window.lengths.get("SLIDE", 0) > window.lengths["SIZE"]:
         return (
             "the slide is longer than the size, so rows between two windows would match nothing; write at most the size"
