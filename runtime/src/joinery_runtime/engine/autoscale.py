@@ -1,17 +1,18 @@
-"""How many executors a job needs, by what arrives, what waits, and what a record has cost lately.
+"""Decides how many executors a job needs, by the arrival rate, the backlog, and the recent cost of a record.
 
-The load is how many executors would be busy all of the time: the records of a second times the executor-seconds that a
-record costs. A second's records are those that arrive, and as many of those that wait as bring the backlog down within
+The load is the number of executors that would be busy all of the time: records per second times the executor-seconds
+that a record costs. The records per second are the arrival rate, plus the rate that works off the backlog within
 `targetLag`. Flink's autoscaler has the same two terms (target utilisation, catch-up duration), per vertex.
 
-An epoch takes time beside its records, which says nothing of the load, is not the same twice, and is no shorter with
-more executors: with few records it is nearly all of it. So an epoch that reads all that waits gives two bounds for the
-cost of a record: how much longer it takes than the slowest of epochs with half of its records at most, and all of its
-time. The cost stays as it is while it is between them; the first bound is not known where all epochs are alike. Epochs
-that leave records behind are as large as they may be, and cost what they cost.
+Each epoch also takes a time that does not depend on its records. That time says nothing about the load, varies, and
+does not shrink with more executors; in an epoch of few records it is nearly all of the time. So an epoch that reads the
+whole backlog gives only two bounds for the cost of its records. The upper bound is the time of the epoch. The lower
+bound is the time by which it exceeds the slowest epoch with at most half as many records; it is unknown if all epochs
+are of one size. The estimate changes only when it is outside of these bounds. An epoch that leaves records behind is as
+large as an epoch may be, and its time counts in full.
 
-As with Kubernetes' HorizontalPodAutoscaler, a job becomes wider when all of a window asked for it, and narrower to the
-most that any moment of a longer window asked for.
+As with Kubernetes' HorizontalPodAutoscaler, a job scales up when every moment of a window asked for more executors, and
+down to the highest number that any moment of a longer window asked for.
 """
 
 from __future__ import annotations

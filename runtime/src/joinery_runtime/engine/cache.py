@@ -1,8 +1,9 @@
 """Caches segments next to the tasks: decoded once into uncompressed Arrow files, then memory-mapped by every process.
 
 A segment is immutable and its key is unique for ever, so a cached copy is never stale. Missing segments are loaded from
-the state store; losing a file, or the directory, costs only time. A file ends with the xxh3_64 of what it holds, which
-a process checks when it maps the file of another one, or of an earlier life: a damaged file is loaded again.
+the state store; losing a file, or the directory, costs only time. A file ends with the xxh3_64 of its content. A
+process checks the hash when it maps a file that another process, or an earlier one, has written; a damaged file is
+loaded again.
 
 The flags of stored rows, one bit per row of a segment, are in a column of the segment and in later flag segments.
 """

@@ -1,13 +1,14 @@
-"""Calls of the functions that a job declares (rule V4), by a worker: a function may end the process that calls it, with
-`os._exit`, a crash in C, or by taking all memory.
+"""Calls the functions that a job declares (rule V4) in a worker. A function may end the process that calls it: with
+`os._exit`, by a crash in C, or by taking all memory.
 
-A process notes each call in a file before the call, and clears the note after it. Who outlives the process reads the
-note. In a Python worker of Spark the file is the one that Spark adds to the error about a worker that ended
+A process notes each call in a file before the call, and clears the note after it. If the process ends, another one
+reads the note. In a Python worker of Spark the file is the one that Spark adds to the error about a worker that ended
 (`spark.python.worker.faulthandler.enabled`). Elsewhere a small process waits for the end of this one, and then prints
-the note. In both, Python itself adds its stack if a signal ends the process.
+the note. In both cases, Python itself adds its stack if a signal ends the process.
 
-An epoch whose drivers have died twice calls functions in another process (rule T8). The rows with which that process
-ends are halved as rows are for which a function raises, down to the row that ends it: that row has failed.
+If two drivers have died in an epoch, the epoch calls functions in another process (rule T8). When that process ends,
+its rows are halved, as they are when a function raises, until one row is left that ends the process: that row has
+failed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Finds the join keys with the most rows in the state, at a bounded cost, in the processes that hold the segments: at
-checkpoints, and once before, after the first epoch in which a process has all segments of a shard in its cache.
+"""Finds the join keys with the most rows in the state, at a bounded cost.
 
-A segment is sorted by key hash, so a key's rows in it are one run of equal hashes. A process finds each segment's
-longest runs once, since segments are immutable, and then counts their keys in all segments of the shard. A key whose
-run is among the longest in no single segment is missed, however many segments it is in.
+The processes that cache the segments look for them: at checkpoints, and once earlier, after the first epoch in which a
+process has all segments of a shard in its cache. A segment is sorted by key hash, so a key's rows are one run of equal
+hashes. A process finds each segment's longest runs once, since segments are immutable, and then counts their keys in
+all segments of the shard. The search misses a key that has none of the longest runs of any segment, even if the key is
+in many segments.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Warns about inputs whose records look wrong as a whole, though each may be fine: a column without any value, only
-records that cannot be used, event times that most likely count another unit or are often too far ahead (T11). Most
-often a name, a path or a format in the job does not match the topic, or does not match it any more.
+"""Warns about inputs whose records look wrong as a whole, although each record may be valid.
 
-The warnings go by runs of records: how many in a row lack a value, or cannot be used, since the driver started or since
-the last epoch that shows otherwise. After such an epoch, a run has to be long, and far longer than any run before it,
-so that a column which few records have causes no warning.
+A column may have no value at all, no record may be usable, or event times may be in another unit or often too far ahead
+(T11). The usual cause is a name, a path or a format in the job that does not match the topic, or no longer does.
+
+The warnings count runs: consecutive records that lack a value, or cannot be used, since the driver started or since the
+last epoch that shows otherwise. After such an epoch, only a long run that far exceeds all earlier runs causes a
+warning, so a column that few records have causes none.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Passes output rows on: in chunks of bounded size, made on demand, so a table of all rows of a shard is never in
-memory; and without those that are too large for their target, which become dead letters of the reason `failed` (rule
-T8), as do rows of an aggregate whose values do not fit their types (rule S7)."""
+"""Passes output rows on in chunks of bounded size. Chunks are made on demand, so memory never has all rows of a shard.
+
+Two kinds of rows become dead letters of the reason `failed` instead: rows that are too large for their target (rule
+T8), and rows of an aggregate with a value that does not fit its type (rule S7)."""
 
 from __future__ import annotations
 

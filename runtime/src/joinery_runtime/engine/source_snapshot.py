@@ -1,5 +1,5 @@
-"""What the inputs have at one moment, as planning sees it, and what of that the driver's users are told. Which
-partitions are idle, and how far streams wait for tables.
+"""What the inputs have at one moment, for planning and for the driver's reports: also which partitions are idle, and up
+to which time each table has been read.
 
 A partition is idle (rule T4) when it has been read to its end, and has stayed there for `idleTimeout` of the job's
 running time. The end is the high watermark: records of an open transaction count as unread, however long the

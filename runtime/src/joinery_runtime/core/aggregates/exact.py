@@ -1,8 +1,8 @@
 """Exact sums of numbers and of products of numbers, so that no order of additions matters: integers of 192 bits for
 sums of integers and decimals (`Sums`), and integers of any length for all other sums (`Digits`).
 
-In the latter, a number is an integer multiple of a unit: of 1 for integers, of 10^-scale for decimals, and of 2^-1088
-for doubles, of which it divides all. The integer is cut into 32-bit digits; digits with the same position are added as
+In `Digits`, a number is an integer multiple of a unit: 1 for integers, 10^-scale for decimals, and 2^-1088 for doubles
+(every double is a multiple of it). The integer is cut into 32-bit digits; digits with the same position are added as
 int64. That is the long accumulator of Kulisch ("Computer Arithmetic and Validity", chapter 8), restricted to the
 positions in use.
 

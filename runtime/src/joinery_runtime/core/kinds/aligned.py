@@ -1,8 +1,8 @@
 """Windows of event time by number: which of them hold a row, where they begin and end, which a horizon closes (G1, G2).
 
 All times are event-time milliseconds. Arithmetic on horizons uses Python ints, because it must not wrap around at the
-ends of int64. Windows of a zone are numbered by its local time, which never goes back, so that all arithmetic is that
-of other windows (G12); only times that enter are converted to it, and bounds back to event time.
+ends of int64. Windows of a time zone are numbered by a local time that never goes back, so the same arithmetic
+serves all windows (G12): event times are converted to local time first, and the bounds of windows back.
 """
 
 from __future__ import annotations

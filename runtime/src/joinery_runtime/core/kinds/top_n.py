@@ -1,9 +1,9 @@
 """Ranks the rows of one side: of each key and window, emits those that come first in an order (rules R1 to R9).
 
-A row is kept in the pane (`Windows.pane`) that holds its event time. A row that so many others of its key and pane
-precede as the job emits is never one of the first of a window, because each window holds a pane whole or not at all. So
-the state has at most that many rows of each key and pane, however epochs were cut. No I/O, no clock, no randomness: the
-same work gives the same rows.
+A row is kept in the pane (`Windows.pane`) that holds its event time. A window holds a pane as a whole or not at all.
+So if a job emits n rows, a row that n others of its key and pane precede is never one of the first of a window, and the
+state has at most n rows of each key and pane, however epochs were cut. No I/O, no clock, no randomness: the same work
+gives the same rows.
 """
 
 from __future__ import annotations
