@@ -100,7 +100,7 @@ def test_an_epoch_that_would_grow_over_the_cap_is_not_committed_and_goes_on_unde
         epochs(driver)
     assert "step 1, left side (orders) has 6 rows, maxRecords is 5" in str(raised.value)
     assert "after epoch 2, of which nothing was committed" in str(raised.value)
-    assert "raise limits.maxRecords of that step" in str(raised.value)
+    assert "Raise limits.maxRecords of that step" in str(raised.value)
     record = world.store.record(world.job.name)
     assert record is not None
     assert (record.committed, record.plan and record.plan["epoch"], driver.epoch) == (1, 2, 1)
