@@ -80,7 +80,7 @@ class Api:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.close()  # type: ignore[no-untyped-call]
+        await self._client.close()
 
     async def get(self, resource: ApiResource, namespace: str | None, name: str) -> Manifest:
         return await self._call("GET", resource, resource.path(namespace, name))
@@ -219,7 +219,7 @@ class Api:
         url = configuration.host + address
         try:
             response = await self._client.call_api(method, url, sent, body, _request_timeout=_TIMEOUT)
-            text = await response.read()  # type: ignore[no-untyped-call]
+            text = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             return ApiResponse(
                 0, {"reason": type(error).__name__, "message": str(error) or f"within {_TIMEOUT.total} s"}

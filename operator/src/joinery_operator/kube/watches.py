@@ -27,9 +27,9 @@ async def load_connection(kubeconfig: Path | None) -> Configuration:
     config_file = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG", "")
     try:
         if config_file:
-            await load_kube_config(config_file=config_file, client_configuration=configuration)  # type: ignore[no-untyped-call]
+            await load_kube_config(config_file=config_file, client_configuration=configuration)
         else:
-            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            load_incluster_config(client_configuration=configuration)
     except (ConfigException, OSError) as error:
         source = f"kubeconfig {config_file}" if config_file else "not in a pod, and no kubeconfig is given"
         raise EnvironmentProblem(
