@@ -120,7 +120,10 @@ def parse_job(
     itself without a warning. Raises JobError with every problem, ordered by line."""
     # Valid JSON needs no line numbers: the YAML reader, which keeps them, takes ten times as long.
     plain = Document(plain_json(text))
-    if not any(_check_identity(plain)) and isinstance(job := _validate(plain.data, base), Job):
+    plain_rules = PLAIN_NUMBERS if plain_numbers and not as_stored else {}
+    if not any(_check_identity(plain)) and isinstance(job := _validate(plain.data, base, plain_rules), Job):
+        if plain_numbers:
+            _warn_of_plain_numbers(plain.data, source)
         return job
     document = _the_resource(read_documents(text, source, environment), source)
     if document.unset:
@@ -135,8 +138,8 @@ def parse_job(
     if not mistakes:
         rules = AS_STORED if as_stored else PLAIN_NUMBERS if plain_numbers else {}
         job = _validate(document.data, base, rules)
-        for at, message in _without_units(document.data) if plain_numbers and isinstance(job, Job) else ():
-            logger.warning("%s: %s: %s. It counts as milliseconds", source, path_text(at), message)
+        if plain_numbers and isinstance(job, Job):
+            _warn_of_plain_numbers(document.data, source)
         if isinstance(job, Job) and not document.repeated:
             return job
         mistakes = job if isinstance(job, list) else []
@@ -148,6 +151,11 @@ def parse_job(
         message = f"is written twice in one mapping (again at column {column}); keep one"
         problems.append(Problem(path_text(at), message, line))
     raise JobError(source, sorted(problems, key=lambda problem: problem.line or 0))
+
+
+def _warn_of_plain_numbers(data: Any, source: str) -> None:
+    for at, message in _without_units(data):
+        logger.warning("%s: %s: %s. It counts as milliseconds", source, path_text(at), message)
 
 
 def _the_resource(documents: list[Document], source: str) -> Document:
