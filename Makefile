@@ -44,9 +44,16 @@ $(COMPILED): $(STAMP) $(wildcard runtime/src/joinery_runtime/formats/kernels/*.p
 
 .PHONY: lint
 lint: setup ## style, format, types, import contracts, that only its modules name a kind, and budgets of words
+	@$(MAKE) -j2 --output-sync=target lint-types lint-style
+
+.PHONY: lint-types
+lint-types: setup
+	$(BIN)/mypy
+
+.PHONY: lint-style
+lint-style: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m joinery_devkit.kind_names
 	@$(BIN)/python -m joinery_devkit.house --check
@@ -63,24 +70,29 @@ format: setup ## let ruff fix and format every file
 # Every suite is one pytest process with a worker per core; a file stays with one worker, and the first ones begin first.
 # (Not `--dist loadgroup`: with pytest 9.2 xdist 3.8 sees no groups and spreads a file over the workers.)
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+IN_PROCESS := not services and not node and not slow and not soak
 KUBERNETES := $(BIN)/python -m joinery_devkit.kubernetes
 
 .PHONY: test
-test: lint test-fast test-services ## lint, types, layers, every rule, and the product on real Kafka, Postgres, Spark and API server
+test: lint test-fast test-search test-services ## lint, types, layers, every rule, and the product on real Kafka, Postgres, Spark and API server
 
 .PHONY: test-all
 test-all: test test-slow e2e ## all but the soak tests
 
 .PHONY: test-fast
-test-fast: setup ## the tests that need nothing but this process
-	$(PYTEST) -m "not services and not node and not slow and not soak"
+test-fast: setup ## the tests that need nothing but this process, without most searches
+	$(PYTEST) -m "$(IN_PROCESS) and not search"
+
+.PHONY: test-search
+test-search: setup ## random histories against the oracles, faults at every call, broken versions of the code that must be found
+	$(PYTEST) -m "$(IN_PROCESS) and search" tests/core tests/engine tests/inspect tests/operator tests/test_key_order_of_joins.py
 
 BASE ?= main
 
 .PHONY: affected
-affected: setup ## the fast tests that the change since BASE (main) touches, by imports
+affected: setup ## the fast tests and searches that the change since BASE (main) touches, by imports
 	@files=$$($(BIN)/python -m joinery_devkit.affected $(BASE)) && if [ -z "$$files" ]; then echo "No test is affected"; \
-	else $(PYTEST) -m "not services and not node and not slow and not soak" $$files; fi
+	else $(PYTEST) -m "$(IN_PROCESS)" $$files; fi
 
 .PHONY: test-services
 test-services: setup ## the tests on a Kafka, a Postgres, a Spark and an API server that they bring up

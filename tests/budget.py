@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import seed
 
 LARGE = {"small": False, "large": True}[os.environ.get("JOINERY_BUDGET", "small")]
@@ -17,6 +18,12 @@ def few_of(every: Sequence[T], few: Sequence[T]) -> Sequence[T]:
     """Return all in the large budget, `few` of them in the small one."""
     assert {*few} <= {*every}
     return every if LARGE else few
+
+
+def rest_in_search(values: Iterable[T], fast: Container[T]) -> list[T | Any]:
+    """Return the values as parameters of a test: those in `fast` are in the fast tests, the others in `make
+    test-search`."""
+    return [value if value in fast else pytest.param(value, marks=pytest.mark.search) for value in values]
 
 
 def examples(large: int) -> int:

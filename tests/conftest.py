@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import psycopg
@@ -118,8 +119,19 @@ LONGEST = (
 
 def pytest_collection_finish() -> None:
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)  # Python's own thresholds cost a twentieth of the time of a random history
+    # Most of what a test makes is freed without the collector: it looks for the rest between tests, and sooner only if
+    # a test makes very much. Python's own thresholds cost a tenth of the time of a golden trace.
+    gc.set_threshold(500_000, 20, 50)
     gc.enable()
+
+
+TESTS_PER_GARBAGE_COLLECTION = 100
+tests_ended = count(1)
+
+
+def pytest_runtest_logfinish() -> None:
+    if next(tests_ended) % TESTS_PER_GARBAGE_COLLECTION == 0:
+        gc.collect()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from budget import rest_in_search
 from joinery_runtime.connectors.kafka.ordered_rows import OrderedRows
 from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt
@@ -147,7 +148,7 @@ OWN = "l.n > 5"
 CHAIN = [{"right": "r", "type": "full"}, {"right": "s", "type": "left", "keys": {"r.k": "s.k"}}]
 
 
-@pytest.mark.parametrize("between", RUNS)
+@pytest.mark.parametrize("between", rest_in_search(RUNS, ("straight",)))
 @pytest.mark.parametrize(
     ("joins", "key", "unordered"),
     [

@@ -88,8 +88,9 @@ def test_a_job_gives_these_rows_on_spark(query: str, spark_outputs: Path) -> Non
 
 
 def write_job(name: str, folder: Path) -> Path:
-    """Write the example into the folder, with EPOCHS epochs."""
+    """Write the example into the folder, with EPOCHS epochs and two shards."""
     job = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    job["spec"]["shards"] = 2
     job["spec"]["trigger"] = {"maxRecordsPerEpoch": LOADS["minutes"].events // EPOCHS}
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(job))

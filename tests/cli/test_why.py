@@ -304,7 +304,7 @@ def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str) -> None:
     (trace,) = [trace for trace in load_traces() if trace.name == name]
     job, store = parse_job(json.dumps(trace.job), "job.yaml", plain_numbers=True), MemoryStore()
     steps = [step.action for step in trace.steps]
-    lines = list(run_trace(job, steps, store))
+    lines = list(run_trace(job, steps, store, 2))
     inputs = inputs_of(job, steps)
     answers: list[Answer] = [explain_records(job, store, inputs, (), at) for at in _places(trace)]
     explained = [record for answer in answers for record in answer.records]
@@ -556,7 +556,7 @@ def test_the_partner_had_left_before_the_record_came(tmp_path: Path) -> None:
 
 def test_the_job_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, store = parse_job(JOB, "job.yaml"), MemoryStore()
-    for _ in run_trace(job, STEPS, store):
+    for _ in run_trace(job, STEPS, store, 2):
         """It is asked for below."""
     compiled = []
 
@@ -742,7 +742,7 @@ def test_what_has_left_is_not_kept_even_while_its_segment_is_stored(tmp_path: Pa
         {"rows": {"l": [{"k": "b", "v": "l", "ts": 5_001}]}},
     ]
     store = MemoryStore()
-    for _ in run_trace(job, steps, store):
+    for _ in run_trace(job, steps, store, 2):
         """The answer is asked for below."""
     answer = explain_records(job, store, inputs_of(job, steps), ["k=a"], None)
     left = {

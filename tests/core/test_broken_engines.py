@@ -48,6 +48,8 @@ from joinery_runtime.core.table.columns import EARLY, EARLY_FIELD, FORCED
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.job_state import JobState
 
+pytestmark = pytest.mark.search
+
 Patch = pytest.MonkeyPatch
 Kernel = Callable[[StepSpec, StepWork], StepRun]
 KINDS: tuple[type[StepOperator], ...] = (

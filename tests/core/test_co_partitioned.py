@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budget import examples
+from budget import examples, rest_in_search
 from core import harness
 from core.cases import HISTORIES, Case, cases
 from core.harness import PeersHost, Result, check_against_oracle, few_hashes, merge_early
@@ -129,13 +129,14 @@ def search(kind: str, count: int, monkeypatch: pytest.MonkeyPatch, **how: Any) -
     return {"apart": sum(host.apart for host in hosts), "rows": seen["rows"]}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rest_in_search(KINDS, ("interval",)))
 def test_peers_that_see_nothing_of_each_other_give_the_oracles_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = search(kind, 25, monkeypatch)
     assert seen["apart"] > 0
     assert seen["rows"] > 0
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("kind", KINDS)
 def test_colliding_hashes_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert search(kind, 8, monkeypatch, hasher=few_hashes(2))["apart"] > 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from budget import examples
+from budget import examples, rest_in_search
 from core.cases import HISTORIES, Case, unedited_cases
 from core.harness import check_against_oracle, few_hashes, merge_early
 from core.random_composed import composed_jobs
@@ -19,7 +19,7 @@ def eager_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
     merge_early(monkeypatch)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rest_in_search(KINDS, ("any",)))
 def test_every_epoch_gives_the_oracles_rows_and_counts(kind: str) -> None:
     @settings(HISTORIES, max_examples=examples(150))
     @given(case=unedited_cases(composed_jobs(kind)))
@@ -29,6 +29,7 @@ def test_every_epoch_gives_the_oracles_rows_and_counts(kind: str) -> None:
     check()
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(60))
 @given(case=unedited_cases(composed_jobs("mixed")))
 def test_colliding_hashes_change_nothing(case: Case) -> None:

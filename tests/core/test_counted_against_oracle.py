@@ -23,6 +23,7 @@ def test_every_epoch_gives_the_oracles_rows_and_counts(case: Case) -> None:
     check_against_oracle(case)
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(30))
 @given(case=counted_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budget import examples, few_of
+from budget import examples, few_of, rest_in_search
 from core.cases import HISTORIES, START, Case, Epoch, cases, cuts, punctual
 from core.harness import check_against_oracle, few_hashes, merge_early, run
 from core.random_jobs import KINDS, Job, unless_null
@@ -40,7 +40,7 @@ def search(kind: str, count: int, check: Callable[[Case], object]) -> None:
     every()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rest_in_search(KINDS, ("asof", "any")))
 def test_every_epoch_gives_the_oracles_rows_and_counts(kind: str) -> None:
     search(kind, 120, check_against_oracle)
 
@@ -79,6 +79,7 @@ def test_a_condition_on_an_earlier_table_drops_no_version() -> None:
 
 
 # The keys of rows are compared by the kernels: one of each.
+@pytest.mark.search
 @pytest.mark.parametrize("kind", few_of(KINDS, ("interval", "fixed", "session", "asof", "computed", "any")))
 def test_colliding_hashes_change_nothing(kind: str) -> None:
     search(kind, 40, lambda case: check_against_oracle(case, few_hashes(2)))
@@ -100,6 +101,7 @@ def test_the_number_of_shards_changes_nothing(kind: str) -> None:
 
 
 # What runs on threads knows no kind: jobs of several steps are enough.
+@pytest.mark.search
 @pytest.mark.parametrize("kind", few_of(KINDS, ("chain", "mixed", "any")))
 def test_shards_and_readers_on_threads_change_nothing(kind: str) -> None:
     switching = sys.getswitchinterval()
@@ -110,6 +112,7 @@ def test_shards_and_readers_on_threads_change_nothing(kind: str) -> None:
         sys.setswitchinterval(switching)
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_epochs_are_cut_changes_only_when_rows_come_out(kind: str) -> None:
     """T9, against the plain meaning of the join over all rows at once."""

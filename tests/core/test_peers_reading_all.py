@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budget import examples
+from budget import examples, rest_in_search
 from core import harness
 from core.cases import HISTORIES, Case, cases, unedited_cases
 from core.harness import PeersHost, check_against_oracle, few_hashes, merge_early
@@ -39,7 +39,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[PeersHost]:
     return hosts
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("kind", rest_in_search(CASES, ("chain",)))
 def test_peers_that_each_read_all_give_the_oracles_rows_and_counts(kind: str, hosts: list[PeersHost]) -> None:
     seen: Counter[str] = Counter()
 
@@ -53,6 +53,7 @@ def test_peers_that_each_read_all_give_the_oracles_rows_and_counts(kind: str, ho
     assert seen["rows"] > 0
 
 
+@pytest.mark.search
 def test_colliding_hashes_change_nothing(hosts: list[PeersHost]) -> None:
     @settings(HISTORIES, max_examples=examples(10))
     @given(case=CASES["interval"])

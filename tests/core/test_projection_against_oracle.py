@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +74,7 @@ def test_every_epoch_gives_the_oracles_rows_and_counts(case: Case) -> None:
     check_against_oracle(case)
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(30))
 @given(case=projected_cases())
 def test_nothing_is_kept(case: Case) -> None:

@@ -66,18 +66,21 @@ def test_every_epoch_gives_the_oracles_rows_and_counts(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(80))
 @given(case=session_cases(having=True))
 def test_sessions_that_do_not_meet_the_condition_are_counted_or_taken_back(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(100))
 @given(case=session_cases(early=True))
 def test_early_results_are_what_has_changed_so_far(case: Case) -> None:
     check_against_oracle(case, few_hashes(2))
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(60))
 @given(data=st.data())
 def test_expressions_are_computed_of_each_row_that_is_emitted_or_taken_back(data: Any) -> None:
@@ -85,6 +88,7 @@ def test_expressions_are_computed_of_each_row_that_is_emitted_or_taken_back(data
     check_against_oracle(data.draw(session_cases(**{chosen: True, "computing": True})), few_hashes(2))
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(100))
 @given(data=st.data())
 def test_rows_with_values_that_do_not_fit_are_dead_letters(data: Any) -> None:
@@ -95,6 +99,7 @@ def test_rows_with_values_that_do_not_fit_are_dead_letters(data: Any) -> None:
     check_against_oracle(case, few_hashes(2))
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(60))
 @given(case=session_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:
@@ -114,6 +119,7 @@ def test_the_number_of_shards_changes_nothing(case: Case) -> None:
     assert rows(1) == rows(3) == rows(8)
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(60))
 @given(data=st.data(), punctual=punctual_sessions())
 def test_where_epochs_are_cut_changes_nothing_in_the_end(data: Any, punctual: Any) -> None:
@@ -134,6 +140,7 @@ EDITS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(60))
 @given(data=st.data(), case=session_cases())
 def test_an_edited_job_goes_on_and_gives_nothing_twice(data: Any, case: Case) -> None:
@@ -143,6 +150,7 @@ def test_an_edited_job_goes_on_and_gives_nothing_twice(data: Any, case: Case) ->
     check(case.edited(at, case.job.edited(**edit)))
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(40))
 @given(data=st.data(), case=session_cases())
 def test_early_results_begin_with_all_open_sessions_of_the_state(data: Any, case: Case) -> None:

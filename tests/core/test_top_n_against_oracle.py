@@ -26,12 +26,14 @@ def test_every_epoch_gives_the_oracles_rows_and_counts(case: Case) -> None:
     check_against_oracle(case)
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(60))
 @given(case=ranked_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:
     check_against_oracle(case, few_hashes(2))
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(60))
 @given(data=st.data(), case=ranked_cases())
 def test_a_job_with_an_edited_lateness_emits_nothing_twice(data: Any, case: Case) -> None:

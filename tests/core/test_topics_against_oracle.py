@@ -6,14 +6,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from budget import examples
+from budget import examples, rest_in_search
 from core.cases import HISTORIES, Case, cases
 from core.harness import check_against_oracle
 
-KINDS = pytest.mark.parametrize("kind", ["interval", "windows", "asof"])
+KINDS = ("interval", "windows", "asof")
 
 
-@KINDS
+@pytest.mark.parametrize("kind", rest_in_search(KINDS, ("interval",)))
 def test_topics_are_to_an_input_what_partitions_are(kind: str) -> None:
     @settings(HISTORIES, max_examples=examples(25))
     @given(case=cases(kind))
@@ -23,7 +23,8 @@ def test_topics_are_to_an_input_what_partitions_are(kind: str) -> None:
     every()
 
 
-@KINDS
+@pytest.mark.search
+@pytest.mark.parametrize("kind", KINDS)
 def test_branches_are_to_a_union_what_partitions_are_to_an_input(kind: str) -> None:
     @settings(HISTORIES, max_examples=examples(25))
     @given(case=cases(kind))

@@ -23,12 +23,14 @@ def test_every_epoch_gives_the_oracles_rows_and_counts(case: Case) -> None:
     check_against_oracle(case)
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(30))
 @given(case=twice_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:
     check_against_oracle(case, few_hashes(2))
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(40))
 @given(case=twice_cases(local=True))
 def test_windows_of_a_zone_are_told_apart_by_their_ends(case: Case) -> None:

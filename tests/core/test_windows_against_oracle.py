@@ -27,12 +27,14 @@ def test_every_epoch_gives_the_oracles_rows_and_counts(case: Case) -> None:
     check_against_oracle(case)
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(60))
 @given(case=windowed_cases(having=True))
 def test_windows_that_do_not_meet_the_condition_are_counted(case: Case) -> None:
     check_against_oracle(case)
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(60))
 @given(data=st.data())
 def test_expressions_are_computed_of_each_row_that_is_emitted(data: Any) -> None:
@@ -40,12 +42,14 @@ def test_expressions_are_computed_of_each_row_that_is_emitted(data: Any) -> None
     check_against_oracle(data.draw(windowed_cases(**{chosen: True, "computing": True})), few_hashes(2))
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(80))
 @given(case=windowed_cases(early=True))
 def test_early_results_are_what_has_changed_so_far(case: Case) -> None:
     check_against_oracle(case, few_hashes(2))
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(100))
 @given(data=st.data())
 def test_windows_that_reopen_are_emitted_again_after_each_change(data: Any) -> None:
@@ -53,6 +57,7 @@ def test_windows_that_reopen_are_emitted_again_after_each_change(data: Any) -> N
     check_against_oracle(case, few_hashes(2))
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(100))
 @given(data=st.data())
 def test_rows_with_values_that_do_not_fit_are_dead_letters(data: Any) -> None:
@@ -63,6 +68,7 @@ def test_rows_with_values_that_do_not_fit_are_dead_letters(data: Any) -> None:
     check_against_oracle(case, few_hashes(2))
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(120))
 @given(data=st.data())
 def test_windows_of_a_zone_begin_and_end_by_its_clocks(data: Any) -> None:
@@ -70,12 +76,14 @@ def test_windows_of_a_zone_begin_and_end_by_its_clocks(data: Any) -> None:
     check_against_oracle(data.draw(windowed_cases(local=True, early=early, reopen=reopen)), few_hashes(2))
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(60))
 @given(case=windowed_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:
     check_against_oracle(case, few_hashes(2))
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(60))
 @given(data=st.data(), case=windowed_cases())
 def test_a_job_with_an_edited_lateness_emits_nothing_twice(data: Any, case: Case) -> None:
@@ -84,6 +92,7 @@ def test_a_job_with_an_edited_lateness_emits_nothing_twice(data: Any, case: Case
     check_against_oracle(case.edited(at, case.job.with_lateness(data.draw(st.sampled_from([0, 2, 12, 40])))))
 
 
+@pytest.mark.search
 @settings(HISTORIES, max_examples=examples(40))
 @given(data=st.data(), case=windowed_cases())
 def test_early_results_begin_with_all_open_windows_of_the_state(data: Any, case: Case) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from budget import rest_in_search
 from joinery_runtime.engine.autoscale import Autoscaler
 from joinery_runtime.job.model.pods import Autoscale
 
@@ -95,7 +96,7 @@ def test_what_epochs_cost_beside_their_records_makes_no_job_wider() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.5, 1.0, 3.0])
-@pytest.mark.parametrize("rate", [5, 50, 500])
+@pytest.mark.parametrize("rate", rest_in_search([5, 50, 500], (50,)))
 def test_epochs_that_are_not_alike_keep_no_job_wide(noise: float, rate: int) -> None:
     """With next to no records, their times say nothing of what a record costs, and executors do not shorten them."""
     job = Job(noise=noise, running=8)

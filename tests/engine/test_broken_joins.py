@@ -29,6 +29,9 @@ from joinery_runtime.engine.worker import Block, Sent, Worker
 OTHER_ROWS = "counted other rows|every row exactly once"
 
 
+pytestmark = pytest.mark.search
+
+
 @pytest.fixture(autouse=True)
 def _small_world(monkeypatch: pytest.MonkeyPatch) -> None:
     small_world(monkeypatch)

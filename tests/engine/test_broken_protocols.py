@@ -30,6 +30,8 @@ from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, Json
 from stores import STORE
 
+pytestmark = pytest.mark.search
+
 
 @pytest.fixture(autouse=True)
 def _small_world(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from budget import LARGE
+from budget import LARGE, rest_in_search
 from engine.commit_protocol import IN_EVERY_WORLD, PLACES, CommitProtocol, profile
 from engine.sim_host import LosesOutputs
 from engine.sim_jobs import compiled
@@ -42,7 +42,9 @@ from engine.simulation import (
     World,
 )
 
-WORLDS = pytest.mark.parametrize("world_type", [World, FullWorld, ChainWorld, AggregateWorld])
+WORLDS = [World, FullWorld, ChainWorld, AggregateWorld]
+every_world = pytest.mark.parametrize("world_type", WORLDS)
+searched_worlds = pytest.mark.parametrize("world_type", rest_in_search(WORLDS, (World,)))
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,7 @@ def _small_world(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- every fault at every call ----------------------------------------------------------------------------------------
 
 
-@WORLDS
+@every_world
 def test_the_small_run_makes_every_call(world_type: type[World]) -> None:
     calls = calls_of_a_recovery(world_type)
     call_names = PLACES if world_type.sink_type.with_topic else IN_EVERY_WORLD
@@ -61,8 +63,8 @@ def test_the_small_run_makes_every_call(world_type: type[World]) -> None:
     assert set().union(*(faults for _, faults in calls)) == set(Fault) - {Fault.NONE}
 
 
-@WORLDS
-@pytest.mark.parametrize("strays_first", [False, True], ids=["strays-late", "strays-early"])
+@searched_worlds
+@pytest.mark.parametrize("strays_first", rest_in_search([False, True], (True,)), ids=["strays-late", "strays-early"])
 def test_any_single_fault_at_any_call(strays_first: bool, world_type: type[World]) -> None:
     """`strays_first`: what was delayed or runs twice comes through before the next driver starts, or after."""
     tried = single_faults(world_type, strays_first=strays_first)
@@ -70,6 +72,7 @@ def test_any_single_fault_at_any_call(strays_first: bool, world_type: type[World
     assert tried > least[not strays_first] // (1 if LARGE else world_type.pace_of_faults)
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("world_type", [World, FullWorld, ShrinkingWorld])
 def test_an_outage_at_any_call_is_waited_out_without_a_new_process(world_type: type[World]) -> None:
     """One system after the other is away, for one call and for many, while the driver recovers again and again."""
@@ -78,14 +81,14 @@ def test_an_outage_at_any_call_is_waited_out_without_a_new_process(world_type: t
     assert tried > (60 if LARGE and world_type is World else 15)
 
 
-@WORLDS
+@searched_worlds
 @pytest.mark.parametrize("successor_at", SUCCESSORS_AT)
 def test_a_driver_that_sleeps_at_any_call_and_wakes_as_a_zombie(successor_at: str, world_type: type[World]) -> None:
     slept_at = zombies(successor_at, world_type)
     assert slept_at >= len(calls_of_a_recovery(world_type)) // (1 if LARGE else world_type.pace_of_zombies) - 1
 
 
-@WORLDS
+@every_world
 def test_outputs_of_tasks_that_are_lost_are_made_again(world_type: type[World]) -> None:
     """A shard may get another attempt's rows than its neighbour, and other rows than those of the attempt that
     counts."""
@@ -97,11 +100,13 @@ def test_outputs_of_tasks_that_are_lost_are_made_again(world_type: type[World]) 
             running.append_known(LATER)
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("strays_first", [False, True], ids=["strays-late", "strays-early"])
 def test_any_single_fault_where_a_plan_is_made_smaller(strays_first: bool) -> None:
     single_faults(ShrinkingWorld, strays_first=strays_first)
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("successor_at", SUCCESSORS_AT)
 def test_a_zombie_of_a_plan_that_was_made_smaller(successor_at: str) -> None:
     zombies(successor_at, ShrinkingWorld)
@@ -126,6 +131,7 @@ def mixture(world_type: type[World], count: int) -> Counter[str]:
     return CommitProtocol.seen
 
 
+@pytest.mark.search
 def test_any_mixture_of_faults_and_zombies() -> None:
     count = 120 if LARGE else 24
     seen = mixture(World, count)
@@ -136,6 +142,7 @@ def test_any_mixture_of_faults_and_zombies() -> None:
     assert seen["shrunk"] > 3
 
 
+@pytest.mark.search
 @pytest.mark.parametrize(
     "world_type", [FullWorld, CoPartitionedWorld, ChainWorld, WindowWorld, SessionWorld, AsOfWorld]
 )
@@ -147,6 +154,7 @@ def test_any_mixture_where_rows_are_closed(world_type: type[World]) -> None:
         assert seen["flagged"] > 5
 
 
+@pytest.mark.search
 def test_any_mixture_where_sessions_are_aggregated() -> None:
     seen = mixture(AggregateWorld, 25 if LARGE else 12)
     assert min(seen[what] for what in ("epochs", "pairs")) > 50  # a pair is a row whose group is not NULL

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budget import examples
+from budget import examples, rest_in_search
 from engine.sim_jobs import AS_OF
 from engine.simulation import World
 from joinery_runtime.engine.driver import Driver
@@ -133,7 +133,7 @@ def _records(world: World, name: str) -> Iterator[tuple[dict[str, Any], int, int
             yield json.loads(value), partition, offset
 
 
-@pytest.mark.parametrize("world_type", [AtOnceWorld, InnerWorld, WaitingWorld])
+@pytest.mark.parametrize("world_type", rest_in_search([AtOnceWorld, InnerWorld, WaitingWorld], (WaitingWorld,)))
 @settings(max_examples=examples(400), deadline=None)
 @given(runs=RUNS)
 def test_the_result_does_not_depend_on_where_epochs_and_runs_end(world_type: type[World], runs: Sequence[Run]) -> None:

@@ -43,11 +43,13 @@ def played(trace: Trace, store: MemoryStore | None = None) -> tuple[Job, MemoryS
     return job, store, logs, out
 
 
-# Every sixth is enough to see a rule go wrong; `make soak` runs all.
+# Every sixth is enough to see a rule go wrong; `make soak` runs all, and the fast tests every 18th.
 @pytest.mark.parametrize(
     "trace",
     [
-        pytest.param(trace, id=trace.name, marks=pytest.mark.soak if number % 6 else ())
+        pytest.param(
+            trace, id=trace.name, marks=pytest.mark.soak if number % 6 else pytest.mark.search if number % 18 else ()
+        )
         for number, trace in enumerate(TRACES)
     ],
 )
@@ -97,6 +99,7 @@ class SavedStore(TrimmedStore):
         self.trim()
 
 
+@pytest.mark.search
 def test_the_same_rows_again_from_a_savepoint(tmp_path: Path) -> None:
     begun = 0
     for number, trace in enumerate(TRACES[::10]):

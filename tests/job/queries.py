@@ -44,8 +44,9 @@ def inputs_read(job: Job) -> Mapping[str, str]:
 
 
 def emitted_rows(job: Job, steps: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    """Run the steps of a trace, and return all rows that the job emits until its inputs have ended."""
-    lines = run_trace(job, [*steps, {"end": True}], MemoryStore())
+    """Run the steps of a trace, and return all rows that the job emits until its inputs have ended. One shard, which
+    takes half as long as eight: what a query means does not depend on shards, as searches of `tests/core` show."""
+    lines = run_trace(job, [*steps, {"end": True}], MemoryStore(), 1)
     return [tuple(row.values()) for line in lines for row in line["output"]]
 
 

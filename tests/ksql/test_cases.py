@@ -31,7 +31,7 @@ def rows_of(case: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """What our job emits. Windows of Kafka Streams begin in 1970 or later."""
     steps: list[dict[str, Any]] = [{"input": name, "rows": [row]} for name, row in case["rows"]]
     ends = [{"end": True}] if case["ends"] else []
-    lines = run_trace(job_of(case["spec"]), [*steps, *ends], MemoryStore())
+    lines = run_trace(job_of(case["spec"]), [*steps, *ends], MemoryStore(), 1)
     return [row for line in lines for row in line["output"] if row.get("window_start", 0) >= 0]
 
 

@@ -147,6 +147,7 @@ def ends_the_same(life: Life, troubles: Iterable[Trouble]) -> None:
         assert end_of(disturbed) == expected, f"{description}: {trouble.call}"
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("name", LIVES)
 def test_it_ends_the_same(name: str) -> None:
     """All writes with all answers are some 2,000 lives: the small budget draws the same few of them on every run."""

@@ -142,6 +142,7 @@ def test_with_one_epoch_per_row_or_all_in_one_what_has_waited_joins_the_same(cas
     assert sorted(one, key=str) == sorted(many, key=str)
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("broken", ["horizon", "before", "ties", "compaction"])
 def test_the_suite_finds_a_broken_core(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison that cannot fail proves nothing: each of these one-off mistakes must be found."""

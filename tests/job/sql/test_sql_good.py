@@ -275,7 +275,7 @@ def test_two_ways_of_writing_one_range_of_time_are_equal(left, right, of_day):
         {"input": "o", "rows": [{"k": "a", "id": 0, "ts": "2024-06-02T12:00:00Z"}]},
         {"input": "p", "rows": [{"k": "a", "id": id_, "ts": time} for id_, time in enumerate(times)]},
     ]
-    lines = run_trace(parse_job(json.dumps(written), "job.json"), [*steps, {"end": True}], MemoryStore())
+    lines = run_trace(parse_job(json.dumps(written), "job.json"), [*steps, {"end": True}], MemoryStore(), 1)
     assert " ".join(str(row["id"]) for line in lines for row in line["output"]) == of_day
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from budget import rest_in_search
 from joinery_operator.decision import ObservedBlueGreen, SharedPlace
 from joinery_operator.names import CHILD_JOB_ANNOTATION, PAUSE_ANNOTATION
 from joinery_operator.reconcile import blue_green as blue_green_module
@@ -931,7 +932,7 @@ def outcome(world: BlueGreenWorld) -> Any:
 
 
 @pytest.mark.parametrize("cleanup", ["retainState", "deleteState"])
-@pytest.mark.parametrize("share", range(12))
+@pytest.mark.parametrize("share", rest_in_search(range(12), (0,)))
 def test_an_operator_that_dies_at_any_write_leads_to_the_same_end(share: int, cleanup: str) -> None:
     *before, undisturbed = course_of_life(cleanup)
     assert outcome(undisturbed)[:2] == (["black"], ["black"])
@@ -987,6 +988,7 @@ STAGES: dict[str, Callable[[], BlueGreenWorld]] = {
 }
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("first", EDITS)
 @pytest.mark.parametrize("second", ["back", "suspend", "switch"])

@@ -37,6 +37,8 @@ from joinery_operator.revision import JobRevision
 from joinery_runtime.job.crd import Status
 from simulated_cluster.simulation import SimulatedCluster, resource
 
+pytestmark = pytest.mark.search
+
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
 MISFIT = {**FATAL, "kind": "IncompatibleState"}
 TRANSIENT = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}

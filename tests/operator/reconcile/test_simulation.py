@@ -513,7 +513,7 @@ Simulation.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 )
-TestSimulation = Simulation.TestCase
+TestSimulation = pytest.mark.search(Simulation.TestCase)
 
 
 def test_a_rollout_that_committed_unseen_before_a_suspension() -> None:

@@ -517,6 +517,7 @@ WALK = [
 ]
 
 
+@pytest.mark.search
 @pytest.mark.parametrize(("at", "fault", "rollback"), WALK)
 def test_from_every_stage_with_every_fault_an_edit_leads_to_running(at: str, fault: str, rollback: str) -> None:
     cluster = established(spark={"image": "joinery:1"}, upgrade={"rollback": rollback})
