@@ -87,11 +87,15 @@ def top_of_windows_jobs(draw: Any, *, local: bool = False, ranked: bool = False)
         functions = draw(st.lists(st.sampled_from(["sum", "avg", "min", "max"]), min_size=1, unique=True))
         totals = [{"function": function, "column": "rows", "as": f"{function}_rows"} for function in functions]
         document["spec"]["topN"] |= draw(st.sampled_from([{}, {"rows": None}, {"rows": None, "orderBy": None}]))
-        ranks = [{"function": function, "as": f"{function}_of_row"} for function in draw(_RANKS)] if ranked else []
+        ranks = [{**entry, "as": f"{entry['function']}_of_row"} for entry in draw(_RANKS)] if ranked else []
         own_order = [{"expression": "rows", "direction": "desc"}, {"expression": names[0]}]
         if ranks and (document["spec"]["topN"]["orderBy"] is None or draw(st.booleans())):
             ranks = [{**rank, "orderBy": own_order[: draw(st.integers(1, 2))]} for rank in ranks]
-        document["spec"]["topN"]["totals"] = [*totals, {"function": "count", "as": "many"}, *ranks]
+        running = [
+            {**entry, "orderBy": own_order[: draw(st.integers(1, 2))], "as": f"running_{entry['function']}"}
+            for entry in (draw(_RUNNING) if ranked else ())
+        ]
+        document["spec"]["topN"]["totals"] = [*totals, {"function": "count", "as": "many"}, *ranks, *running]
         if "max" in functions and draw(st.booleans()):
             document["spec"]["topN"]["having"] = "rows = max_rows AND many > 1"
             having = _has_most_rows
@@ -103,7 +107,35 @@ def top_of_windows_jobs(draw: Any, *, local: bool = False, ranked: bool = False)
     return TopOfWindowsJob(job, *of_first, aggregated.unit, aggregated.start, aggregated=aggregated, having=having)
 
 
-_RANKS = st.lists(st.sampled_from(["rank", "dense_rank", "row_number"]), unique=True)
+_RANKS = st.lists(
+    st.sampled_from(
+        [
+            {"function": "rank"},
+            {"function": "dense_rank"},
+            {"function": "row_number"},
+            {"function": "percent_rank"},
+            {"function": "cume_dist"},
+            {"function": "ntile", "buckets": 2},
+            {"function": "ntile", "buckets": 5},
+            {"function": "lag", "column": "rows"},
+            {"function": "lead", "column": "rows", "offset": 2},
+            {"function": "first_value", "column": "rows"},
+        ]
+    ),
+    unique_by=lambda entry: entry["function"],
+)
+_RUNNING = st.lists(
+    st.sampled_from(
+        [
+            *({"function": function, "column": "rows"} for function in ("sum", "avg", "min")),
+            {"function": "max", "column": "rows", "frame": "rows"},
+            {"function": "sum", "column": "rows", "frame": "rows"},
+            {"function": "count"},
+            {"function": "count", "frame": "rows"},
+        ]
+    ),
+    unique_by=lambda entry: entry["function"],
+)
 
 
 def _is_second_at_least(row: Mapping[str, Any]) -> bool:

@@ -171,6 +171,17 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         LIST,
     ),
     (document_of(totals=[{"function": "count", "as": "t"}], having="tt > 1"), "spec.topN.having", "did you mean"),
+    (
+        document_of(orderBy=None, totals=[{"function": "lag", "column": "spent", "as": "t"}]),
+        "spec.topN.totals[0].orderBy",
+        "lag needs an order of the rows",
+    ),
+    (document_of(totals=[{"function": "lead", "as": "t"}]), "spec.topN.totals[0].column", "name the column"),
+    (document_of(totals=[{"function": "cume_dist", "column": "id", "as": "t"}]), "spec.topN.totals[0].column", "drop"),
+    (document_of(totals=[{**TOTALS[0], "frame": "rows"}]), "spec.topN.totals[0].frame", "or write orderBy"),
+    (document_of(totals=[{**TOTALS[0], "offset": 2}]), "spec.topN.totals[0].offset", "is for lag and lead"),
+    (document_of(totals=[{"function": "ntile", "as": "t"}]), "spec.topN.totals[0].buckets", "buckets: 4"),
+    (document_of(totals=[{"function": "rank", "buckets": 2, "as": "t"}]), "spec.topN.totals[0].buckets", "drop it"),
     (document(inputs=[ORDERS], topN=RULE | {"totals": TOTALS}), "spec.topN.totals", "are of the rows of an aggregate"),
     (document(inputs=[ORDERS], topN=RULE | {"having": "1 > 0"}), "spec.topN.having", "is on the rows of an aggregate"),
     (document_of(spec={"select": [{"column": "row_numbr"}]}), "spec.select[0].column", "did you mean 'row_number'"),
@@ -236,6 +247,12 @@ REJECTED = [
         "orderBy) was spent DESC NULLS LAST, it is now id ASC NULLS FIRST",
     ),
     (job_of(), job_of(totals=TOTALS), "(totals) was none, it is now total = sum(spent)"),
+    (
+        job_of(totals=[{**TOTALS[0], "orderBy": HIGHEST}, {"function": "ntile", "buckets": 2, "as": "half"}]),
+        job_of(totals=[{**TOTALS[0], "orderBy": HIGHEST, "frame": "rows"}]),
+        "(totals) was total = sum(spent) by spent DESC NULLS LAST, half = ntile(2), it is now total = sum(spent) by "
+        "spent DESC NULLS LAST in rows",
+    ),
     (job_of(totals=TOTALS), job_of(), "(totals) was total = sum(spent), it is now none"),
     (job_of(), job_of(aggregate={"window": {"tumbling": {"size": "2h"}}}), "the windows' size was 1h, it is now 2h"),
 ]

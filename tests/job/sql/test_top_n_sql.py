@@ -132,6 +132,11 @@ SHARE = {"expression": f'"SUM(amount)" / "{TOTAL["as"]}"', "as": "share"}
 HIGHEST_TOTAL = {"function": "max", "column": "revenue", "as": f"MAX(SUM(amount)) {WINDOW}"}
 NO_ORDER = {"orderBy": None, "rows": None}
 RANK_BY_REVENUE = {"orderBy": [{"expression": "revenue", "direction": "desc"}]}
+BY_SUM = "PARTITION BY window_end ORDER BY revenue"
+RANK_BY_SUM = {"orderBy": [{"expression": '"SUM(amount)"'}]}
+RUNNING = {**RANK_BY_SUM, "function": "sum", "column": "SUM(amount)"}
+ALL_ROWS = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
+FIRST_SUM = f"FIRST_VALUE(SUM(amount)) OVER (PARTITION BY window_end ORDER BY SUM(amount) {ALL_ROWS})"
 SAME_GROUPS: list[tuple[str, dict[str, Any], list[dict[str, str]]]] = [
     (f"{SUMS} QUALIFY {BY_REVENUE} <= 3", {}, OWN),
     (f"{sums_and(BY_REVENUE)} QUALIFY rn <= 3", {}, [*OWN, NUMBER]),
@@ -184,6 +189,28 @@ SAME_GROUPS: list[tuple[str, dict[str, Any], list[dict[str, str]]]] = [
      {"totals": [{"function": "dense_rank", "orderBy": [{"expression": "currency"}], "as": "d"}],
       "having_ranked": "(row_number >= 2) AND (d * 2 > row_number)"},
      [OWN[0], OWN[3], NUMBER, {"column": "d"}]),
+    (f"SELECT currency, PERCENT_RANK() OVER ({BY_SUM}) AS p, CUME_DIST() OVER ({BY_SUM}) AS c, NTILE(4) OVER "
+     f"({BY_SUM}) AS q FROM ({SUMS}) QUALIFY q < 3",
+     {**NO_ORDER, "aggregates": [SUM_OF_AMOUNT],
+      "totals": [{**RANK_BY_SUM, "function": "percent_rank", "as": "p"},
+                 {**RANK_BY_SUM, "function": "cume_dist", "as": "c"},
+                 {**RANK_BY_SUM, "function": "ntile", "buckets": 4, "as": "q"}],
+      "having_ranked": "q < 3"},
+     [OWN[0], {"column": "p"}, {"column": "c"}, {"column": "q"}]),
+    # running totals and values of other rows
+    (f"SELECT currency, SUM(revenue) OVER ({BY_SUM}) AS a, SUM(revenue) OVER ({BY_SUM} ROWS UNBOUNDED PRECEDING) AS b, "
+     f"SUM(revenue) OVER ({BY_SUM} RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS c, COUNT(*) OVER ({BY_SUM} "
+     f"{ALL_ROWS}) AS n FROM ({SUMS})",
+     {**NO_ORDER, "aggregates": [SUM_OF_AMOUNT],
+      "totals": [{**RUNNING, "as": "a"}, {**RUNNING, "frame": "rows", "as": "b"}, {"function": "count", "as": "n"}]},
+     [OWN[0], {"column": "a"}, {"column": "b"}, {"column": "a", "as": "c"}, {"column": "n"}]),
+    (f"SELECT currency, LAG(revenue) OVER ({BY_SUM}) AS a, LEAD(currency, 2) OVER ({BY_SUM}) AS b, "
+     f"FIRST_VALUE(revenue) OVER ({BY_SUM} {ALL_ROWS}) - revenue AS c FROM ({SUMS})",
+     {**NO_ORDER, "aggregates": [SUM_OF_AMOUNT],
+      "totals": [{**RANK_BY_SUM, "function": "lag", "column": "SUM(amount)", "as": "a"},
+                 {**RANK_BY_SUM, "function": "lead", "column": "currency", "offset": 2, "as": "b"},
+                 {**RANK_BY_SUM, "function": "first_value", "column": "SUM(amount)", "as": FIRST_SUM}]},
+     [OWN[0], {"column": "a"}, {"column": "b"}, {"expression": f'"{FIRST_SUM}" - "SUM(amount)"', "as": "c"}]),
 ]  # fmt: skip
 
 
@@ -264,11 +291,21 @@ BAD_GROUPS: list[tuple[str, str]] = [
      "write it into GROUP BY as well, or leave it out"),
     (f"SELECT currency, SUM(revenue) OVER (PARTITION BY currency) AS t FROM ({SUMS})",
      "a total over all windows would never be complete (rule R9); write window_start, window_end into PARTITION BY"),
-    (f"SELECT currency, SUM(revenue) OVER (PARTITION BY window_end ORDER BY revenue) AS t FROM ({SUMS})",
-     "write SUM(SUM(amount)) OVER (PARTITION BY window_start, window_end)"),
+    (f"SELECT currency, SUM(revenue) OVER (PARTITION BY window_end ORDER BY revenue ROWS 2 PRECEDING) AS t FROM "
+     f"({SUMS})", "write ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW, or LAG and LEAD"),
+    (f"SELECT currency, SUM(revenue) OVER (PARTITION BY window_end ROWS UNBOUNDED PRECEDING) AS t FROM ({SUMS})",
+     "write SUM(SUM(amount)) OVER (PARTITION BY window_start, window_end ORDER BY ...)"),
+    (f"SELECT currency, LAG(revenue, 1, 0) OVER ({BY_SUM}) AS t FROM ({SUMS})",
+     "write COALESCE(LAG(SUM(amount)) OVER (...), 0)"),
+    (f"SELECT currency, LAG(revenue, revenue) OVER ({BY_SUM}) AS t FROM ({SUMS})", "as a whole number from 1 on"),
+    (f"SELECT currency, NTILE(revenue) OVER ({BY_SUM}) AS t FROM ({SUMS})", "write for example NTILE(4)"),
+    (f"SELECT currency, LAST_VALUE(revenue) OVER ({BY_SUM}) AS t FROM ({SUMS})", "write FIRST_VALUE with the reverse"),
+    (f"SELECT currency, LAG(revenue) IGNORE NULLS OVER ({BY_SUM}) AS t FROM ({SUMS})", "leave NULLS out"),
+    (f"SELECT currency, LAG(revenue) OVER ({BY_SUM} ROWS 1 PRECEDING) AS t FROM ({SUMS})", "has no frame"),
     (f"SELECT currency, SUM(revenue * 2) {WINDOW} AS t FROM ({SUMS})", "write a SELECT around the one with GROUP BY"),
     (f"SELECT currency, COUNT(revenue) {WINDOW} AS t FROM ({SUMS})", "write COUNT(*) OVER (...)"),
-    (f"SELECT currency, LAG(revenue) {WINDOW} AS t FROM ({SUMS})", "RANK, DENSE_RANK and ROW_NUMBER alone"),
+    (f"SELECT currency, LAG(revenue) {WINDOW} AS t FROM ({SUMS})", "nothing says which row comes first"),
+    (f"SELECT currency, STDDEV(revenue) {WINDOW} AS t FROM ({SUMS})", "LAG, LEAD and FIRST_VALUE alone"),
     (f"SELECT currency, SUM(revenue) {WINDOW} AS t, MAX(revenue) OVER (PARTITION BY window_end, currency) AS m FROM "
      f"({SUMS})", "the totals are of different groups"),
     (f"SELECT currency, SUM(revenue) OVER (PARTITION BY window_end, currency) AS t FROM ({SUMS}) "

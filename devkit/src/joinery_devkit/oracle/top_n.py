@@ -18,7 +18,8 @@ from joinery_devkit.oracle.model import FAILED, FILTERED_ROWS, Span, spans_of
 from joinery_devkit.oracle.rows import END, Row, Selection, Values, comparable, selected
 from joinery_devkit.oracle.windowed import own_span
 from joinery_runtime.job import StreamJoin
-from joinery_runtime.job.kinds.ranking import RankOrder, TopN
+from joinery_runtime.job.kinds.ranking import TopN
+from joinery_runtime.job.kinds.window_totals import RankOrder, WindowTotal
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 
@@ -59,8 +60,8 @@ class TopNShape:
         """Return the values over all rows of a key and window (R9)."""
         return {}
 
-    def ranks_of(self, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
-        """Return the row's ranks among the rows of its key and window (R10)."""
+    def ordered_totals_of(self, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return the row's values by an order of the rows of its key and window (R10, R11)."""
         return {}
 
     def output(self, row: Row, span: Span, number: int, totals: Values) -> dict[str, Any]:
@@ -131,34 +132,51 @@ class TopOfWindowsShape(TopNShape):
         return own_span(spans_of(self.job.last_aggregation.window, ts), ts)
 
     def values_of_totals(self, rows: Sequence[Row]) -> dict[str, Any]:
-        value_of_total: dict[str, Any] = {}
-        for total in (total for total in self.rule.totals or () if not total.is_rank):
-            of_rows = [] if total.column is None else [row.values[total.column] for row in rows]
-            present = [value for value in of_rows if value is not None]
-            functions: dict[str, Callable[[list[Any]], Any]] = {"sum": sum_of, "avg": fmean, "min": min, "max": max}
-            value_of_total[total.as_] = functions[total.function](present) if present else None
-            if total.function == "count":
-                value_of_total[total.as_] = len(rows)
-        return value_of_total
+        return {total.as_: _total_of(total, rows) for total in self.rule.totals or () if not total.is_ordered}
 
-    def ranks_of(self, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
-        rank_values: dict[str, Any] = {}
-        for window_total, own_order in self.rule.ranks:
-            rank_order = [*own_order.values()] or self.rule.order
-            rows_before = [other_row for other_row in rows if self.compare_by(other_row, row, rank_order) < 0]
-            match window_total.function:
-                case "rank":
-                    rank_values[window_total.as_] = len(rows_before) + 1
-                case "dense_rank":
-                    column_names = [item.expression for item in rank_order]
-                    values_before = {
-                        tuple(comparable(self.value(other_row, column_name)) for column_name in column_names)
-                        for other_row in rows_before
-                    }
-                    rank_values[window_total.as_] = len(values_before) + 1
-                case "row_number":
-                    rank_values[window_total.as_] = self.in_order(rows, rank_order).index(row) + 1
-        return rank_values
+    def ordered_totals_of(self, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+        value_by_name: dict[str, Any] = {}
+        for window_total, own_order in self.rule.ordered_totals:
+            order = [*own_order.values()] or self.rule.order
+            sorted_rows = self.in_order(rows, order)
+            at = sorted_rows.index(row)
+            value_by_name[window_total.as_] = self._ordered_total(window_total, order, sorted_rows, at)
+        return value_by_name
+
+    def _ordered_total(self, total: WindowTotal, order: Sequence[RankOrder], rows: Sequence[Row], at: int) -> Any:
+        """Return the value of the row number `at` of the sorted rows of a key and window."""
+        row = rows[at]
+        rows_before = [other_row for other_row in rows if self.compare_by(other_row, row, order) < 0]
+        rows_up_to_equal = [other_row for other_row in rows if self.compare_by(other_row, row, order) <= 0]
+        match total.function:
+            case "rank":
+                return len(rows_before) + 1
+            case "dense_rank":
+                column_names = [item.expression for item in order]
+                values_before = {
+                    tuple(comparable(self.value(other_row, column_name)) for column_name in column_names)
+                    for other_row in rows_before
+                }
+                return len(values_before) + 1
+            case "row_number":
+                return at + 1
+            case "percent_rank":
+                return len(rows_before) / (len(rows) - 1) if len(rows) > 1 else 0.0
+            case "cume_dist":
+                return len(rows_up_to_equal) / len(rows)
+            case "ntile":
+                assert total.buckets is not None
+                small, larger = divmod(len(rows), total.buckets)
+                sizes = [small + (bucket < larger) for bucket in range(total.buckets)]
+                return next(n for n in range(1, total.buckets + 1) if at < sum(sizes[:n]))
+            case "first_value":
+                return rows[0].values[total.column or ""]
+            case "lag" | "lead":
+                distance = total.offset or 1
+                other = at - distance if total.function == "lag" else at + distance
+                return rows[other].values[total.column or ""] if 0 <= other < len(rows) else None
+            case _:
+                return _total_of(total, rows[: at + 1] if total.frame == "rows" else rows_up_to_equal)
 
     def output(self, row: Row, span: Span, number: int, totals: Values) -> dict[str, Any]:
         columns = {**row.values, "row_number": number, **totals}
@@ -170,6 +188,15 @@ class TopOfWindowsShape(TopNShape):
     def tie_breaker(self, row: Row) -> tuple[Any, ...]:
         values = (value for name, value in row.values.items() if name not in WINDOW_COLUMNS)
         return tuple(map(_sortable, values))
+
+
+def _total_of(total: WindowTotal, rows: Sequence[Row]) -> Any:
+    """Return the value of a total over these rows (R9)."""
+    if total.function == "count":
+        return len(rows)
+    present = [value for row in rows if (value := row.values[total.column or ""]) is not None]
+    functions: dict[str, Callable[[list[Any]], Any]] = {"sum": sum_of, "avg": fmean, "min": min, "max": max}
+    return functions[total.function](present) if present else None
 
 
 def _sortable(value: Any) -> tuple[bool, bool, Any]:
@@ -200,7 +227,7 @@ class TopNOracle:
             rows_of_cell = self._rows.pop(cell)
             totals = self._shape.values_of_totals(rows_of_cell)
             for number, row in enumerate(self._shape.ranked(rows_of_cell), start=1):
-                row_totals = {**totals, **self._shape.ranks_of(row, rows_of_cell)}
+                row_totals = {**totals, **self._shape.ordered_totals_of(row, rows_of_cell)}
                 judged = self._shape.judged(row, row_totals)
                 dropped += Counter({FILTERED_ROWS: judged.left_out, FAILED: judged.unfit})
                 unfit += judged.unfit

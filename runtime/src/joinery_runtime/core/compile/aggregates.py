@@ -29,8 +29,9 @@ from joinery_runtime.job import Aggregate, Input, SessionWindow, StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow
 from joinery_runtime.job.kinds.base import part_behind
-from joinery_runtime.job.kinds.ranking import TopN, WindowTotal
+from joinery_runtime.job.kinds.ranking import TopN
 from joinery_runtime.job.kinds.session.sessions import ComputedColumn, has_order, takes, takes_text
+from joinery_runtime.job.kinds.window_totals import FRACTIONS, WindowTotal
 from joinery_runtime.job.model.references import (
     RANK_COLUMNS,
     RETRACTED,
@@ -225,10 +226,14 @@ def _top_step(
     calls = tuple(
         total_call(job, top, total_number, total, schema)
         for total_number, total in enumerate(top.totals or ())
-        if not total.is_rank
+        if not (total.is_rank or total.is_of_another_row)
     )
     types = {call.name: accumulator(call).result_type for call in calls}
-    types |= {rank.as_: pa.int64() for rank, _ in top.ranks}
+    for total in top.totals or ():
+        if total.is_rank:
+            types[total.as_] = pa.float64() if total.function in FRACTIONS else pa.int64()
+        elif total.is_of_another_row and total.column is not None:
+            types[total.as_] = schema.field(total.column).type
     added = [
         *(pa.field(name, window_times) for name in WINDOW_COLUMNS),
         pa.field(ROW_NUMBER, pa.int64()),
@@ -258,7 +263,7 @@ def _top_step(
 
 
 def total_call(job: StreamJoin, top: TopN, number: int, total: WindowTotal, rows: pa.Schema) -> AggregateCall:
-    """Return the call of a total over the rows of a window (R9)."""
+    """Return the call of a total over the rows of a window (R9), or of a running total (R11)."""
     if total.column is None:
         return AggregateCall(total.function, total.as_)
     kind = rows.field(total.column).type

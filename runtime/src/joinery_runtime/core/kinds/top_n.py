@@ -1,4 +1,4 @@
-"""Ranks the rows of one side: of each key and window, emits those that come first in an order (rules R1 to R9).
+"""Ranks the rows of one side: of each key and window, emits those that come first in an order (rules R1 to R11).
 
 A row is kept in the pane (`Windows.pane`) that holds its event time. A window holds a pane as a whole or not at all.
 So if a job emits n rows, a row that n others of its key and pane precede is never one of the first of a window, and the
@@ -14,7 +14,6 @@ from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from joinery_runtime.core.aggregates import AggregateCall, Groups, accumulator
 from joinery_runtime.core.kinds.aligned import ByWindows, LastEnd, Windows
@@ -22,6 +21,7 @@ from joinery_runtime.core.kinds.base import Ranking
 from joinery_runtime.core.kinds.cells import Bounds, Numbers, concat_selections, cut_by_hash, cut_by_window, within
 from joinery_runtime.core.kinds.folding import misfit_text
 from joinery_runtime.core.kinds.grouping import changes, order_by_key
+from joinery_runtime.core.kinds.ordered_values import OrderedValue, SortedRows, SortKey
 from joinery_runtime.core.kinds.rows import (
     PairFailures,
     Pairs,
@@ -42,39 +42,8 @@ from joinery_runtime.core.pipeline.step import Horizon, StepResult, StepRun, Ste
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, concat
 from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow
-from joinery_runtime.job.kinds.ranking import RankingKind, RankOrder, TopN
+from joinery_runtime.job.kinds.ranking import RankingKind, TopN
 from joinery_runtime.job.model.references import RANK_COLUMNS
-
-
-@dataclass(frozen=True, slots=True)
-class SortKey:
-    """What rows are sorted by (R2)."""
-
-    expression: Expression
-    descending: bool
-    nulls_first: bool
-
-    @classmethod
-    def of(cls, item: RankOrder, expression: Expression) -> SortKey:
-        return cls(expression, item.direction == "desc", item.nulls_first)
-
-    def ranks(self, values: pa.Array) -> np.ndarray:
-        """int64[n]: numbers that are in the order of the values. Equal values have equal ones, NaN is the greatest."""
-        if pa.types.is_null(values.type):  # the expression is NULL, which Arrow does not rank
-            return np.zeros(len(values), dtype=np.int64)
-        numbers = np.asarray(pc.rank(values, sort_keys="ascending", tiebreaker="dense")).astype(np.int64)
-        numbers = -numbers if self.descending else numbers
-        outermost = -len(numbers) - 1 if self.nulls_first else len(numbers) + 1
-        return np.where(values.is_null().to_numpy(zero_copy_only=False), outermost, numbers)
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """A number of each row among those of its key and window, as column `name` (R10). `order` is what decides."""
-
-    function: str
-    name: str
-    order: tuple[SortKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +60,7 @@ class FirstRows(ByWindows, Ranking):
     rows: int | None
     order: tuple[SortKey, ...]
     totals: tuple[AggregateCall, ...] = ()
-    ranks: tuple[Rank, ...] = ()
+    ordered: tuple[OrderedValue, ...] = ()
     allowed_lateness: int = 0
     late_to_dead_letters: bool = False
     retention: tuple[Retention, ...] = field(init=False, repr=False, compare=False)
@@ -113,26 +82,40 @@ class FirstRows(ByWindows, Ranking):
         written = cast(TopN, ranking)
         by_path = dict(zip(written.expressions, expressions, strict=True))
         order = tuple(SortKey.of(item, by_path[path]) for path, item in written.order_by_path.items())
-        ranks = (
-            Rank(rank.function, rank.as_, tuple(SortKey.of(item, by_path[path]) for path, item in own.items()) or order)
-            for rank, own in written.ranks
+        calls = {call.name: call for call in totals}
+        ordered = tuple(
+            OrderedValue(
+                total.function,
+                total.as_,
+                tuple(SortKey.of(item, by_path[path]) for path, item in own.items()) or order,
+                total.column,
+                total.buckets or total.offset or 1,
+                calls.pop(total.as_, None),
+                total.frame == "rows",
+            )
+            for total, own in written.ordered_totals
         )
         windows = Windows.of(written.form if of_windows is None else of_windows)
         return cls(
             replace(windows, of_windows=of_windows is not None),
             written.rows,
             order,
-            totals,
-            tuple(ranks),
+            tuple(calls.values()),
+            ordered,
             allowed_lateness=written.allowed_lateness,
             late_to_dead_letters=written.late_data == "dlq",
         )
+
+    @property
+    def calls(self) -> tuple[AggregateCall, ...]:
+        """The totals over all rows of a window, and the running ones, which may not fit their types."""
+        return (*self.totals, *(value.call for value in self.ordered if value.call is not None))
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
         (side,), (state_runs,), (horizon,), (rows,) = step.sides, work.state_runs, work.horizons, work.arrivals
         since = None if horizon.previous is None else self.windows.open_from(horizon.previous)
         stored = ReplaceableRows(state_runs, since, side.segment_schema())
-        output, late, added = _RankedOutput(step, self.totals), 0, None
+        output, late, added = _RankedOutput(step, self.calls), 0, None
         yield from self._close(step, stored, horizon, output, ordered=work.ordered)
         if horizon.current is not None:
             open_from = self.windows.open_from(horizon.current)
@@ -269,13 +252,13 @@ class _RankedRows:
         self._keys = [gather(side, everything, name) for name in side.intake.keys]
         self._tie_breakers = [self._ts, *tie_breakers(side, rows)]
         self._sorted_by = [*ranks_by(kind.order), *self._tie_breakers]
-        self._ranked_by = {rank.name: ranks_by(rank.order) for rank in kind.ranks}
+        self._ordered_by = {value.name: ranks_by(value.order) for value in kind.ordered}
         self.failed = np.array(sorted(failed), dtype=np.int64)
 
     def first_of_panes(self) -> np.ndarray:
-        """bool[n]: the rows that are among the first of their key and pane; all, if totals or ranks are of all
+        """bool[n]: the rows that are among the first of their key and pane; all, if there are values over all
         rows."""
-        if self._kind.rows is None or self._kind.totals or self._kind.ranks:
+        if self._kind.rows is None or self._kind.totals or self._kind.ordered:
             return np.ones(self._rows.num_rows, dtype=bool)
         panes = self._kind.windows.pane_starts(self._ts)
         order, numbers, _ = self._rank(np.arange(self._rows.num_rows), panes, self._sorted_by)
@@ -289,8 +272,8 @@ class _RankedRows:
         member, window = self._kind.windows.expand(within(bounds, numbers))
         order, row_numbers, starts = self._rank(member, window, self._sorted_by)
         totals = self.totals_of(member[order], Groups(starts, len(order))) if len(order) else {}
-        for rank in self._kind.ranks:
-            totals[rank.name] = pa.array(self._numbers_of(rank, member, window)[order])
+        for value in self._kind.ordered if len(order) else ():
+            totals |= {name: values.take(pa.array(order)) for name, values in self.ordered(value, member, window)}
         chosen = np.ones(len(order), dtype=bool) if self._kind.rows is None else row_numbers <= self._kind.rows
         totals = {name: values.filter(pa.array(chosen)) for name, values in totals.items()}
         order, row_numbers = order[chosen], row_numbers[chosen]
@@ -312,23 +295,33 @@ class _RankedRows:
                 totals[_MISFIT + call.name] = pa.array(reasons, pa.string()).take(pa.array(groups.number))
         return totals
 
-    def _numbers_of(self, rank: Rank, member: np.ndarray, group: np.ndarray) -> np.ndarray:
-        """int64[m]: the rank of each of the rows `member` (int64[m]) in its key and `group` (int64[m])."""
-        ranked_by = self._ranked_by[rank.name]
-        order, row_numbers, starts = self._rank(member, group, [*ranked_by, *self._tie_breakers])
-        numbers = np.empty(len(order), dtype=np.int64)
-        begins = np.zeros(len(order), dtype=bool)  # where rows begin that are equal in all of the order
+    def ordered(self, value: OrderedValue, member: np.ndarray, group: np.ndarray) -> Iterator[tuple[str, pa.Array]]:
+        """Yield the column that has the value of each of the rows `member` (int64[m]) in its key and `group`
+        (int64[m]), and for a running total that does not fit its type for some of them, one that has the reasons."""
+        ordered_by = self._ordered_by[value.name]
+        order, _, starts = self._rank(member, group, [*ordered_by, *self._tie_breakers])
+        begins = np.zeros(len(order), dtype=bool)
         begins[starts] = True
-        for values in ranked_by:
-            begins |= changes(values[member][order])
-        if rank.function == "rank":
-            numbers[order] = row_numbers[np.flatnonzero(begins)[np.cumsum(begins) - 1]]
-        elif rank.function == "dense_rank":
-            before = np.repeat(np.cumsum(begins)[starts] - 1, np.diff(np.append(starts, len(order))))
-            numbers[order] = np.cumsum(begins) - before
+        for numbers in ordered_by:
+            begins |= changes(numbers[member][order])
+        rows = SortedRows(starts, begins)
+        position = np.empty(len(order), dtype=np.int64)
+        position[order] = np.arange(len(order))
+        values = None
+        if value.column is not None:
+            values = gather(self._side, Selection(self._rows, member[order]), value.column)
+        if value.call is not None:
+            times = self._ts[member[order]]
+            totals, misfits = rows.running_totals(value.call, values, times, by_rows=value.by_rows)
+            yield value.name, totals.take(pa.array(position))
+            if misfits:
+                reasons = [misfit_text(value.call, misfits[n]) if n in misfits else None for n in position.tolist()]
+                yield _MISFIT + value.name, pa.array(reasons, pa.string())
+        elif values is not None:
+            others = rows.values_of_others(value.function, values, value.distance)
+            yield value.name, others.take(pa.array(position))
         else:
-            numbers[order] = row_numbers
-        return numbers
+            yield value.name, rows.ranks(value.function, value.distance).take(pa.array(position))
 
     def _rank(
         self, member: np.ndarray, group: np.ndarray, ranks: Sequence[np.ndarray]

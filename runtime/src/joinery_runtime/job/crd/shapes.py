@@ -12,9 +12,10 @@ from typing import Any
 from joinery_runtime.job.join.spec import StreamJoinSpec
 from joinery_runtime.job.join.steps import STEP_KINDS, JoinStep, SelectItem
 from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation, NextAggregation
-from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankOrder, TopN, WindowTotal
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS, TopN
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn, SessionColumn
+from joinery_runtime.job.kinds.window_totals import RankOrder, WindowTotal
 from joinery_runtime.job.model.base import SIMPLE_TYPES, Limits, SecretKeyRef, SecretRef
 from joinery_runtime.job.model.function_calls import NAME
 from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, History, Input, KafkaInput, Watermark

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from joinery_runtime.job.join.select_rules import check_expression
 from joinery_runtime.job.join.steps import STEP_KINDS
@@ -36,7 +37,7 @@ from joinery_runtime.job.model.draft import (
 )
 from joinery_runtime.job.model.expression_rules import expression_of_windows, list_facts
 from joinery_runtime.job.model.output_rules import changelog_sources, late_without_dead_letters
-from joinery_runtime.job.model.references import RANKS, ROW_NUMBER
+from joinery_runtime.job.model.references import RANKS, ROW_NUMBER, VALUES_OF_OTHERS
 from joinery_runtime.job.model.wording import either, listed, suggestion
 
 _AT: Loc = ("spec", "aggregate")
@@ -287,15 +288,10 @@ def _check_totals(
         function, column, name = (dig(total, field) for field in ("function", "column", "as"))
         if columns is not None and isinstance(name, str) and name in {*columns, ROW_NUMBER}:
             yield (*at, i, "as"), f"{name!r} is already a column of the rows; give it another name"
-        is_rank = function in RANKS
-        if is_rank and dig(total, "orderBy") is None and dig(aggregate.data, *at[:-1], "orderBy") is None:
-            todo = "write for example orderBy: [{expression: revenue, direction: desc}]"
-            yield (*at, i, "orderBy"), f"is missing: {function} numbers rows in an order; {todo}"
-        elif not is_rank and dig(total, "orderBy") is not None:
-            yield (*at, i, "orderBy"), f"is for {listed(RANKS)}; {function} is of all rows, so drop it"
-        if (is_rank or function == "count") != (column is None):
-            is_of_rows = is_rank or function == "count"
-            todo = "drop column" if is_of_rows else "name the column of the rows whose values count"
+        yield from _check_order_of_total((*at, i), total, dig(aggregate.data, *at[:-1], "orderBy"))
+        takes_no_column = function in RANKS or function == "count"
+        if takes_no_column != (column is None):
+            todo = "drop column" if takes_no_column else "name the column of the rows whose values count"
             facts = "count and ranks are of rows, and other functions take a column"
             yield (*at, i, "column"), f"{facts}; {todo}"
         elif columns is not None and isinstance(column, str) and column not in columns:
@@ -303,6 +299,25 @@ def _check_totals(
             yield (*at, i, "column"), f"{facts}; columns are {listed(columns)}"
         elif column in aggregate.lists_of_rows:
             yield (*at, i, "column"), f"{list_facts(column)}; choose another column"
+
+
+def _check_order_of_total(at: Loc, total: Any, order_of_rows: Any) -> Iterator[Finding]:
+    """Check the fields of a total that stand beside its order (R10, R11). `order_of_rows` is `topN.orderBy`, None if it
+    is missing."""
+    function, order = dig(total, "function"), dig(total, "orderBy")
+    if function in {*RANKS, *VALUES_OF_OTHERS} and order is None and order_of_rows is None:
+        todo = "write for example orderBy: [{expression: revenue, direction: desc}]"
+        yield (*at, "orderBy"), f"is missing: {function} needs an order of the rows; {todo}"
+    is_running = order is not None and function not in {*RANKS, *VALUES_OF_OTHERS}
+    if dig(total, "frame") is not None and not is_running:
+        facts = "is for running totals: sum, avg, min, max and count with an orderBy of their own"
+        yield (*at, "frame"), f"{facts}; drop it{', or write orderBy' if order is None else ''}"
+    if dig(total, "offset") is not None and function not in {"lag", "lead"}:
+        yield (*at, "offset"), f"is for lag and lead, and this is {function}; drop it"
+    if (function == "ntile") != (dig(total, "buckets") is not None):
+        is_needed = function == "ntile"
+        todo = "write for example buckets: 4" if is_needed else "drop it"
+        yield (*at, "buckets"), f"{'is missing' if is_needed else 'is for ntile'}; {todo}"
 
 
 def _check_ranked_keys(

@@ -121,7 +121,8 @@ class StreamJoin(JoinPipeline):
         if self.top_of_windows is not None:
             fields[ROW_NUMBER] = self._window_column(ROW_NUMBER, ROW_NUMBER)
             for total in self.top_of_windows.totals or ():
-                fields[total.as_] = OutputField(total.as_, step_column=total.as_)
+                kind = columns[total.column].type if total.is_of_another_row and total.column in columns else None
+                fields[total.as_] = OutputField(total.as_, type=kind, step_column=total.as_)
         chosen = [
             replace(fields[item.column], name=item.as_ or fields[item.column].name)
             if item.column is not None

@@ -11,12 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow, OwnWindow, signed_window_text
+from joinery_runtime.job.kinds.window_totals import RankOrder, WindowTotal
 from joinery_runtime.job.model.base import Length, Limits, Model, PositiveDuration, Text
 from joinery_runtime.job.model.cel import Rule, dead_letter_rules, names_input, positive, time
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import parse_tree, replace_columns
 from joinery_runtime.job.model.output_rules import CHANGELOG_SOURCES
-from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS, RANKS
+from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS
 from joinery_runtime.job.model.wording import counted
 
 
@@ -140,52 +141,6 @@ class Deduplication(RankingKind):
             yield "emitted", f"the last row of each span, when {watermark} >= the span's end + {lateness}"
 
 
-class RankOrder(Model):
-    """What rows are sorted by."""
-
-    expression: Text = Field(examples=["bids.price"])
-    """A column `<input>.<column>`, or an SQL expression over such columns."""
-    direction: Literal["asc", "desc"] = "asc"
-    """`asc`: the lowest value comes first. `desc`: the highest."""
-    nulls: Literal["first", "last"] | None = None
-    """Where NULL comes. If absent, it is the lowest value: first with `asc`, last with `desc`."""
-
-    @property
-    def nulls_first(self) -> bool:
-        return self.direction == "asc" if self.nulls is None else self.nulls == "first"
-
-    @property
-    def text(self) -> str:
-        return f"{self.expression} {self.direction.upper()} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
-
-
-class WindowTotal(Model):
-    """A value over all rows of a key and window, or a row's rank among these."""
-
-    function: Literal["sum", "avg", "min", "max", "count", "rank", "dense_rank", "row_number"]
-    """How the value is computed; NULLs are skipped, and `count` counts rows. `rank`, `dense_rank` and `row_number`
-    number the rows."""
-    column: Text | None = Field(default=None, examples=["revenue"])
-    """The column of the aggregate's rows, which `sum`, `avg`, `min` and `max` need."""
-    order_by: Annotated[tuple[RankOrder, ...], Field(min_length=1)] | None = Field(
-        default=None, examples=[[{"expression": "revenue", "direction": "desc"}]]
-    )
-    """What a rank is in the order of, by default `topN.orderBy`."""
-    as_: Annotated[Text, Field(alias="as")] = Field(examples=["total"])
-    """The column's name."""
-
-    @property
-    def is_rank(self) -> bool:
-        return self.function in RANKS
-
-    @property
-    def text(self) -> str:
-        if self.is_rank:
-            ordered = f" by {', '.join(item.text for item in self.order_by)}" if self.order_by is not None else ""
-            return f"{self.as_} = {self.function}{ordered}"
-        return f"{self.as_} = {self.function}({'*' if self.column is None else self.column})"
-
-
 class TopN(RankingKind):
     """Emits of each key and window the rows that come first in an order, once the window has ended. Without `window`,
     the rows are those of an aggregate, in its windows."""
@@ -232,7 +187,7 @@ class TopN(RankingKind):
     totals: Annotated[tuple[WindowTotal, ...], Field(min_length=1)] | None = Field(
         default=None, examples=[[{"function": "sum", "column": "revenue", "as": "total"}]]
     )
-    """Columns of values over all rows of a key and window, and of ranks, behind an `aggregate`."""
+    """Columns of values over the rows of a key and window, and of ranks, behind an `aggregate`."""
     having: Text | None = Field(default=None, examples=["revenue > 0.2 * total"])
     """A condition on the rows that would be emitted, their numbers and totals, behind an `aggregate`; rows for which
     it is not true are not emitted, and are counted."""
@@ -273,7 +228,7 @@ class TopN(RankingKind):
 
     @property
     def expressions(self) -> Mapping[str, str]:
-        orders = (self.order_by_path, *(order for _, order in self.ranks))
+        orders = (self.order_by_path, *(order for _, order in self.ordered_totals))
         return {path: item.expression for order in orders for path, item in order.items()}
 
     @property
@@ -282,13 +237,13 @@ class TopN(RankingKind):
         return {f"orderBy[{number}].expression": item for number, item in enumerate(self.order)}
 
     @property
-    def ranks(self) -> Sequence[tuple[WindowTotal, Mapping[str, RankOrder]]]:
-        """The totals that are ranks, each with its own order by paths as in `order_by_path`; none of its own means that
-        of the rows."""
+    def ordered_totals(self) -> Sequence[tuple[WindowTotal, Mapping[str, RankOrder]]]:
+        """The totals that depend on an order of the rows, each with its own order by paths as in `order_by_path`; none
+        of its own means that of the rows."""
         return [
             (total, {f"totals[{at}].orderBy[{n}].expression": item for n, item in enumerate(total.order_by or ())})
             for at, total in enumerate(self.totals or ())
-            if total.is_rank
+            if total.is_ordered
         ]
 
     def signed(self) -> dict[str, Any]:

@@ -134,8 +134,10 @@ WINDOW_COLUMNS = ("window_start", "window_end")
 ROW_NUMBER = "row_number"
 RANK_COLUMNS = (*WINDOW_COLUMNS, ROW_NUMBER)
 """The columns that a row of `topN` has beside those of its inputs (rule R3): int64 milliseconds twice, int64."""
-RANKS = ("rank", "dense_rank", "row_number")
-"""Functions of `topN.totals` that number rows (rule R10)."""
+RANKS = ("rank", "dense_rank", "row_number", "percent_rank", "cume_dist", "ntile")
+"""Functions of `topN.totals` that say where a row stands in an order (rule R10)."""
+VALUES_OF_OTHERS = ("lag", "lead", "first_value")
+"""Functions of `topN.totals` whose value is that of another row in an order (rule R11)."""
 MOST_RANKED_ROWS = 10_000
 """How many rows of each key and window `topN` emits at most."""
 WINDOW_TIME = "$window_time"

@@ -3,7 +3,7 @@ aggregates and columns of the window (rule G11), and HAVING (rule G7)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.model.expression_tree import check_size, parse_tree
 from joinery_runtime.job.model.function_calls import cannot_call, wrong_calls
-from joinery_runtime.job.model.references import RANKS, ROW_NUMBER, SESSION_COLUMNS, WINDOW_COLUMNS
+from joinery_runtime.job.model.references import ROW_NUMBER, SESSION_COLUMNS, WINDOW_COLUMNS
 from joinery_runtime.job.sql.grouping import (
     BadAggregateError,
     Grouping,
@@ -27,6 +27,7 @@ from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import TextPosition, node_position
 from joinery_runtime.job.sql.scope import Scope
 from joinery_runtime.job.sql.select_tree import is_numbering, without_inputs
+from joinery_runtime.job.sql.total_calls import is_total, read_total_call
 from joinery_runtime.job.sql.window_functions import function_name
 
 _ELSEWHERE = {
@@ -41,7 +42,7 @@ class Chosen:
     its rows have no numbers. `computed` are expressions of rows by the names of their columns; `aggregates` and
     `select` are entries of the fields of these names. `expressions` are those of `select`, by their names. `totals` are
     values over all groups of a window that are equal in the columns `totals_by` (None: there is no total), and ranks
-    among these groups, as entries of `topN.totals` (rules R9 and R10)."""
+    among these groups, as entries of `topN.totals` (rules R9 to R11)."""
 
     numbers: Collection[str] | None = None
     totals: list[dict[str, Any]] = field(default_factory=list)
@@ -135,40 +136,18 @@ def _read_expressions(
         entry["expression"] = chosen.expressions[entry["as"]].sql(comments=False)
 
 
-TOTALS: Mapping[type[exp.Expr], str] = {
-    exp.Sum: "sum",
-    exp.Avg: "avg",
-    exp.Min: "min",
-    exp.Max: "max",
-    exp.Count: "count",
-    exp.Rank: "rank",
-    exp.DenseRank: "dense_rank",
-}
-
-
-def is_total(value: exp.Expr) -> bool:
-    """Say whether this is a value over all groups of a window, or a group's rank among these."""
-    return isinstance(value, exp.Window) and (type(value.this) in TOTALS or is_row_number(value))
-
-
-def is_row_number(value: exp.Expr) -> bool:
-    """Say whether this is a call of ROW_NUMBER."""
-    return isinstance(value, exp.Window) and function_name(value.this) == "ROW_NUMBER"
-
-
 def total_name(call: exp.Expr, name: str, chosen: Chosen, groups: Grouping, scope: Scope) -> str:
     """Return the name of the total or rank, after adding it if the list does not have it. `name` is the one in the
     list; an unnamed total has its text. Wrong ones are reported."""
     at, partition = node_position(call), call.args.get("partition_by") or []
-    function = "row_number" if is_row_number(call) else TOTALS[type(call.this)]
+    total = read_total_call(call, scope.report)
     keys = [
         over_groups(node.unnest(), chosen, groups, scope) for node in partition if not own_column(node.unnest(), scope)
     ]
     if len(keys) == len(partition):
         facts = "a total over all windows would never be complete"
         scope.report.add(at, f"{facts} (rule R9); write {', '.join(WINDOW_COLUMNS)} into PARTITION BY")
-    is_rank = function in RANKS
-    values = [] if is_rank or call.this.this.is_star else [over_groups(call.this.this, chosen, groups, scope)]
+    values = [] if total.argument is None else [over_groups(total.argument, chosen, groups, scope)]
     if not all(isinstance(key, exp.Column) for key in [*keys, *values]):
         facts = "totals and their keys are of groups and aggregates, this is an expression"
         scope.report.add(at, f"{facts}; write a SELECT around the one with GROUP BY, and the total into it")
@@ -177,45 +156,18 @@ def total_name(call: exp.Expr, name: str, chosen: Chosen, groups: Grouping, scop
     if chosen.totals_by not in (None, by):
         scope.report.add(at, "the totals are of different groups; let a second job compute one of them")
     chosen.totals_by = by
-    if is_rank:
-        entry: dict[str, Any] = {"function": function, "orderBy": _order_of_rank(call, chosen, groups, scope)}
-    else:
-        _reject_order_of_total(call, scope)
-        entry = {"function": function} | ({"column": values[0].name} if values else {})
-    for total in chosen.totals:
-        if {**total, "as": ""} == {**entry, "as": ""}:
-            return str(total["as"])
+    entry: dict[str, Any] = {"function": total.function} | ({"column": values[0].name} if values else {})
+    if total.ordered:
+        entry["orderBy"] = [
+            order_entry(item, over_groups(item.this.unnest(), chosen, groups, scope).sql(comments=False))
+            for item in total.ordered
+        ]
+    entry |= total.fields
+    for other in chosen.totals:
+        if {**other, "as": ""} == {**entry, "as": ""}:
+            return str(other["as"])
     chosen.totals.append({**entry, "as": name or computed_name(call, scope)})
     return name or computed_name(call, scope)
-
-
-def _reject_order_of_total(call: exp.Expr, scope: Scope) -> None:
-    """Report what no total has."""
-    at, argument = node_position(call), call.this.this
-    if call.args.get("order") is not None or call.args.get("spec") is not None:
-        facts = "a total is of all groups of a window, and ORDER BY or a frame would make it one of some of them"
-        todo = f"write {call.this.sql(comments=False)} OVER (PARTITION BY {', '.join(WINDOW_COLUMNS)})"
-        scope.report.add(at, f"{facts} (rule R9); {todo}")
-    if isinstance(call.this, exp.Count) and not argument.is_star:
-        scope.report.add(at, "a total counts rows (rule R9); write COUNT(*) OVER (...)")
-
-
-def _order_of_rank(call: exp.Expr, chosen: Chosen, groups: Grouping, scope: Scope) -> list[dict[str, str]]:
-    """Return the `orderBy` of a rank. Wrong ones are reported."""
-    at, order = node_position(call), call.args.get("order")
-    function = "ROW_NUMBER" if is_row_number(call) else call.this.sql_name()
-    if call.this.expressions:
-        scope.report.add(at, f"{function} takes no argument here; write {function}() OVER (...)")
-    if call.args.get("spec") is not None:
-        scope.report.add(at, f"{function} has no frame: it numbers all rows; leave ROWS or RANGE out")
-    if order is None:
-        todo = "write ORDER BY with an aggregate, such as ORDER BY COUNT(*) DESC"
-        scope.report.add(at, f"nothing says which row comes first; {todo}")
-        return []
-    return [
-        order_entry(item, over_groups(item.this.unnest(), chosen, groups, scope).sql(comments=False))
-        for item in order.expressions
-    ]
 
 
 def order_entry(entry: exp.Expr, expression: str) -> dict[str, str]:
@@ -304,7 +256,7 @@ def aggregate_entry(value: exp.Expr, at: TextPosition, chosen: Chosen, scope: Sc
     """Return the entry of `aggregates` for a call, without its name; None if the call is wrong, which is reported.
     Expressions in it become computed columns of `chosen`."""
     if isinstance(value, exp.Window) and scope.keeps_groups:  # not of sessions
-        scope.report.add(at, number_problem())
+        scope.report.add(at, number_problem(value))
         return None
     value = without_time_order(value, scope)
     try:

@@ -372,11 +372,18 @@ def is_aggregate(value: exp.Expr) -> bool:
     return isinstance(value, _NODES) or function_name(value) in _NAMES
 
 
-def number_problem() -> str:
-    """Say why other functions before OVER are rejected in the select list of groups."""
-    facts = "over the groups of a window, a job computes SUM, AVG, MIN, MAX, COUNT(*), RANK, DENSE_RANK and ROW_NUMBER"
-    todo = "write these into the select list or into QUALIFY (rule R10)"
-    return f"{facts} alone; {todo}, or let a second job read the groups, with window_start and window_end"
+def number_problem(call: exp.Expr) -> str:
+    """Say why another function before OVER is rejected in the select list of groups."""
+    if call.find(exp.IgnoreNulls, exp.RespectNulls) is not None:
+        return (
+            "a value of another row is of the next one, NULL or not; leave NULLS out, and filter the groups by HAVING"
+        )
+    if isinstance(call.this, exp.LastValue | exp.NthValue):
+        facts = "over the groups of a window, a job reads the first row, and those before and behind a row (rule R11)"
+        return f"{facts}; write FIRST_VALUE with the reverse ORDER BY, LAG or LEAD"
+    facts = "over the groups of a window, a job computes SUM, AVG, MIN, MAX, COUNT(*), ROW_NUMBER, RANK, DENSE_RANK"
+    more = "PERCENT_RANK, CUME_DIST, NTILE, LAG, LEAD and FIRST_VALUE alone (rules R9 to R11)"
+    return f"{facts}, {more}; write these, or let a second job read the groups, with window_start and window_end"
 
 
 def unknown_aggregate(value: exp.Expr) -> str:

@@ -17,7 +17,7 @@ from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS, WINDOW_COLUMNS
 from joinery_runtime.job.sql.distances import MIRRORED
-from joinery_runtime.job.sql.group_rows import Chosen, is_row_number, order_entry, over_groups, own_column, with_totals
+from joinery_runtime.job.sql.group_rows import Chosen, order_entry, over_groups, own_column, with_totals
 from joinery_runtime.job.sql.grouping import (
     Grouping,
     GroupWindow,
@@ -30,6 +30,7 @@ from joinery_runtime.job.sql.report import node_position
 from joinery_runtime.job.sql.scope import Relation, Scope
 from joinery_runtime.job.sql.select_list import FUNCTIONS_OF_ROWS, function_of_rows_problem
 from joinery_runtime.job.sql.select_tree import NUMBER_ALIAS
+from joinery_runtime.job.sql.total_calls import is_row_number
 
 DEDUPLICATE, TOP_N = "deduplicate", "topN"
 """The fields of `spec` for which ROW_NUMBER stands."""

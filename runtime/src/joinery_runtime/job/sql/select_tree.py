@@ -119,6 +119,8 @@ def ranking_problem(inner: exp.Select, select: exp.Select) -> str:
 
 def is_numbering(call: exp.Expr) -> bool:
     """Say whether the call numbers rows: it stands before OVER."""
+    if isinstance(call.parent, exp.IgnoreNulls | exp.RespectNulls):
+        call = call.parent
     return isinstance(call.parent, exp.Window) and call.arg_key == "this"
 
 
