@@ -81,6 +81,22 @@ def test_null_is_the_lowest_value_unless_nulls_says_otherwise(order: dict[str, s
     assert only.kind.order[0].nulls_first == nulls_first
 
 
+HOPPING = window(hopping={"size": "1h", "slide": "10m"})
+
+
+def test_without_a_window_rows_are_ranked_in_those_of_the_joins() -> None:
+    first, last = compile_job(job_of(HOPPING, window=None, select=[{"column": "orders.id"}])).steps
+    assert first.output_schema().names == ["orders.id", "orders.currency", "orders.amount", "$window_time"]
+    (side,) = last.sides
+    assert (side.intake.event_time, side.one_window) == ("$window_time", True)
+    assert isinstance(last.kind, FirstRows)
+    assert last.kind.windows == Windows(3_600_000, 600_000, of_windows=True)
+    text = str(explain(job_of(HOPPING, window=None)))
+    for line in ("windows: those of the rows", "late rows: none: a window is emitted once"):
+        assert line in text, line
+    assert "event time: that of" not in text
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     (document(inputs=[ORDERS], topN=rule(rows=None)), "spec.topN.rows", "write for example rows: 10"),
     (document(inputs=[ORDERS], topN=rule(rows=0)), "spec.topN.rows", "1"),
@@ -137,6 +153,22 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "spec.joins[0].window",
         "no deduplicate follows window steps",
     ),
+    (
+        document(HOPPING, topN=rule(window=None, of="payments")),
+        "spec.topN.of",
+        "rows are ranked in those of the joins",
+    ),
+    (
+        document(HOPPING, topN=rule(window=None, allowedLateness="1m")),
+        "spec.topN.allowedLateness",
+        "write it into the window step",
+    ),
+    (
+        document(HOPPING, step("items", type="full"), topN=rule(window=None)),
+        "spec.joins[1].type",
+        "are in no window, in which topN would rank them",
+    ),
+    (document(window(session={"gap": "1m"}), topN=rule(window=None)), "spec.topN.window", "is missing"),
 ]
 
 
@@ -210,6 +242,7 @@ REJECTED = [
         "the window was tumbling size 1h, it is now tumbling size 2h",
     ),
     (job_of(step()), job_of(step(), of="payments"), "for topN was orders, it is now payments"),
+    (job_of(HOPPING), job_of(HOPPING, window=None), "the window was tumbling size 1h, it is now none"),
     (
         job_of(),
         job_of(inputs=[stream("orders", "id", "currency", "amount:int64")]),

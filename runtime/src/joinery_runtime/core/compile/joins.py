@@ -35,7 +35,7 @@ from joinery_runtime.job import JoinStep, Reference, StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import part_behind
 from joinery_runtime.job.kinds.ranking import RankingKind
-from joinery_runtime.job.model.references import WINDOW_COLUMNS, WINDOW_START, parse_reference
+from joinery_runtime.job.model.references import WINDOW_COLUMNS, WINDOW_TIME, parse_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class JoinCompiler:
             placement = Placement.EVERYWHERE if split.step.broadcast in inputs else Placement.SPREAD
         return Intake(
             schema=schema,
-            event_time=WINDOW_START if split.one_window and chained else naming.name_of(event_time),
+            event_time=split.kind.time_in_window if split.one_window and chained else naming.name_of(event_time),
             keys=tuple(naming.name_of(pair[side]) for pair in split.keys),
             stored=tuple(name for name in schema.names if name in names),
             predicate=split.predicates[side],
@@ -282,7 +282,8 @@ class JoinCompiler:
         number, time, chained = len(before), self._job.ranked_time(ranking), bool(before)
         schema = before[-1].output_schema() if chained else self._schemas[time]
         naming = Intake(schema, "", (), (), chained=chained)
-        event_time = naming.name_of(self._event_time(time))
+        in_windows = self._job.ranks_in_windows(ranking)
+        event_time = WINDOW_TIME if in_windows else naming.name_of(self._event_time(time))
         own, *following = self._job.rankings[number - len(self._steps) :]
         read = {naming.name_of(ref) for ref in self._needed_by([own, *following])} - {event_time}  # it is `$ts`
         intake = Intake(
@@ -296,8 +297,10 @@ class JoinCompiler:
             filter=None if chained else self._input_filter(time),
         )
         written = next(kind for kind in ranking_kinds() if isinstance(ranking, kind.written_as))
-        kind = written.of(ranking, tuple(self._ranked_by) if ranking.expressions else ())
-        side = SideSpec(part_behind(ranking.field, number), self._job.joined, time, intake, flags=True)
+        windows = self._job.windows_of_joins if in_windows else None
+        kind = written.of(ranking, tuple(self._ranked_by) if ranking.expressions else (), windows)
+        part = part_behind(ranking.field, number)
+        side = SideSpec(part, self._job.joined, time, intake, flags=True, one_window=in_windows)
         output = [
             OutputColumn(column.name, column.type, column=naming.name_of(column.ref))
             if column.ref is not None
@@ -315,7 +318,9 @@ class JoinCompiler:
         """Return the columns that the output needs, and these last ones of the job's rankings."""
         needed = {ref for output in self._output for ref in output.columns}
         for ranking in rankings:
-            needed |= {*_refs(ranking.keys), self._event_time(self._job.ranked_time(ranking))}
+            needed |= {*_refs(ranking.keys)}
+            if not self._job.ranks_in_windows(ranking):
+                needed.add(self._event_time(self._job.ranked_time(ranking)))
         if rankings:
             needed |= {ref for expression in self._ranked_by for ref in expression.columns}
         return needed
@@ -345,13 +350,15 @@ class JoinCompiler:
         if not windowed or windowed[0] > number:
             return ()
         following = next((later for later in windowed if later > number), None)
+        in_windows = following is None and any(self._job.ranks_in_windows(step) for step in self._job.rankings)
         readers = self._steps[number + 1 : following]  # a step in windows makes the columns again
         refs = {ref for reader in readers for ref in reader.filtered_by}
         if following is None:
             refs |= {ref for output in self._output for ref in output.columns}
             refs |= {ColumnRef("", output.step_column) for output in self._output if output.step_column is not None}
-        read = {ref.column for ref in refs if not ref.input} | ({WINDOW_START} if following is not None else set())
-        return tuple(name for name in WINDOW_COLUMNS if name in read)
+        read = {ref.column for ref in refs if not ref.input} | ({WINDOW_TIME} if in_windows else set())
+        read |= {self._steps[following].kind.time_in_window} if following is not None else set()
+        return tuple(name for name in (*WINDOW_COLUMNS, WINDOW_TIME) if name in read)
 
     def _output_columns(self, split: _SplitStep) -> Iterable[OutputColumn]:
         if split is not self._steps[-1] or self._job.rankings:

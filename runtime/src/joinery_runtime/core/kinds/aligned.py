@@ -64,6 +64,12 @@ class Windows:
         return self.size if self.zone is None else local_clock(self.zone).longest(self.size)
 
     @property
+    def begin_together(self) -> bool:
+        """Whether several windows may begin at once: hopping ones of a zone, where clocks skip their starts. No two end
+        at once."""
+        return self.zone is not None and self.every < self.size
+
+    @property
     def pane(self) -> int:
         """The longest time such that a window holds all or none of [k * pane, (k + 1) * pane); `of_windows`: 1, because
         a pane holds one millisecond only."""

@@ -21,6 +21,7 @@ from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow
 from joinery_runtime.job.kinds.base import StepKind, WindowKind
 from joinery_runtime.job.kinds.ranking import RankingKind
+from joinery_runtime.job.model.references import WINDOW_START
 
 _Kind = TypeVar("_Kind", bound=StepOperator)
 
@@ -39,6 +40,11 @@ class Join(StepOperator):
     @abstractmethod
     def of(cls, step: JoinStep, only: bool, /) -> Self:
         """Return the kind as the step asks for it; `only`: the job has no other step."""
+
+    @property
+    def time_in_window(self) -> str:
+        """The column that is the time of left rows which a step before has put into windows (W5)."""
+        return WINDOW_START
 
     def flags_rows(self, side: int, emits: Emits, *, preserved: bool) -> bool:
         """Whether stored rows of a side, preserved or not, carry flags."""
@@ -91,8 +97,8 @@ class Ranking(StepOperator):
         totals: tuple[AggregateCall, ...] = (),
         /,
     ) -> Self:
-        """Return the kind as the job asks for it, with its compiled `expressions`. `of_windows`: an aggregate with
-        these windows makes the rows, over which `totals` are computed; `ranking` has the ranks."""
+        """Return the kind as the job asks for it, with its compiled `expressions`. `of_windows`: an aggregate or
+        joins with these windows make the rows, over which `totals` are computed; `ranking` has the ranks."""
 
     def flagged_rows_leave(self, step: StepSpec) -> bool:
         return True
@@ -121,7 +127,9 @@ def find_kinds(base: type[_Kind]) -> tuple[type[_Kind], ...]:
 
 def less_allowed_lateness(side: SideSpec, lows: OutputWatermarks, allowed_lateness: int) -> Watermark:
     """Return the horizon of a step with one side: what the step before hands on (N3), or the input's own, less the
-    allowed lateness (ms)."""
+    allowed lateness (ms). Rows that joins have put into windows come by the ends of these (R8)."""
+    if side.one_window:
+        return earlier(lows[WINDOW_END], 1)
     low = lows[side.time]  # of an input, less the allowed lateness already
     return earlier(low, allowed_lateness) if side.intake.chained else low
 

@@ -22,7 +22,7 @@ from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import ARRIVAL, CLOSING, ORDER_COLUMNS, StateRun
 from joinery_runtime.core.table.columns import FLAG_FIELD, JOINABLE, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run, concat
-from joinery_runtime.job.model.references import RANK_COLUMNS, WINDOW_COLUMNS
+from joinery_runtime.job.model.references import RANK_COLUMNS, WINDOW_COLUMNS, WINDOW_TIME
 
 # Rows and bytes projected at once. They bound the memory for a key that matches very many rows.
 PROJECTED_ROWS = 1 << 16
@@ -244,8 +244,10 @@ def filter_mask(
 
 
 def _window_column(step: StepSpec, pairs: Pairs, name: str, kind: pa.DataType) -> pa.Array:
-    """One of RANK_COLUMNS of the pairs, as values of this type."""
-    if pairs.windows is not None:
+    """One of RANK_COLUMNS of the pairs, or WINDOW_TIME, as values of this type."""
+    if pairs.windows is not None and name == WINDOW_TIME:
+        times = pa.array(pairs.windows[RANK_COLUMNS.index(WINDOW_COLUMNS[1])] - 1)
+    elif pairs.windows is not None:
         times = pa.array(pairs.windows[RANK_COLUMNS.index(name)])
     else:  # of a step before
         times = _column(step, pairs, LEFT, name)

@@ -8,7 +8,7 @@ I/O, no clock, no randomness: the same work gives the same rows.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, cast
 
 import numpy as np
@@ -43,6 +43,7 @@ from joinery_runtime.core.table.sort import list_pairs, sort_order
 from joinery_runtime.job import Hopping, JoinStep
 from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.kinds.window import Tumbling
+from joinery_runtime.job.model.references import WINDOW_START, WINDOW_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class WindowJoin(Join):
 
     The horizon is `C = min wm - allowedLateness`, one number for both sides. A window is closed when its end is <= C.
     If a step before has put left rows into windows, each has the start of its window as time, which is the last window
-    that holds this time: windows that begin at one instant, as hopping ones of a zone may, are rejected there."""
+    that holds this time. Where several windows may begin at once, it has the last millisecond of its window."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Tumbling, Hopping)
 
@@ -137,9 +138,15 @@ class WindowJoin(Join):
 
     def windows_of(self, ts: np.ndarray, *, one_window: bool = False) -> Bounds:
         """Return the first and the last window that hold each row, by its `ts` (int64[n]). With `one_window` a row is
-        in the one that starts then."""
+        in the one whose `time_in_window` that is."""
+        if one_window and self.windows.begin_together:
+            return replace(self.windows, of_windows=True).numbers_of(ts)
         first, last = self.windows.numbers_of(ts)
         return (last if one_window else first), last
+
+    @property
+    def time_in_window(self) -> str:
+        return WINDOW_TIME if self.windows.begin_together else WINDOW_START
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------

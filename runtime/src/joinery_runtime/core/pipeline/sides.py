@@ -110,7 +110,8 @@ class SideSpec:
     """One side of a step. `part` names its rows in the state. `inputs` are the inputs whose columns they carry: one, or
     those of all previous steps. `time` is the input whose event time is `$ts`, from which the step's bound counts.
     `flags`: rows of this part have flags. `state`: the columns of its segments, where these are not prepared rows.
-    `one_window`: a step before has put each row into one window, which starts at `$ts` (W5)."""
+    `one_window`: a step before has put each row into one window, which starts at `$ts` (W5), or whose last millisecond
+    `$ts` is (W7, R8)."""
 
     part: str
     inputs: tuple[str, ...]

@@ -53,8 +53,12 @@ class EpochTimes:
         return cls(watermarks, horizons, reached, output_watermarks)
 
     def watermark_of(self, step: StepSpec) -> Watermark:
-        """Return the watermark by which the only side of the step is judged."""
-        return self.output_watermarks.get(step.number, self.watermarks)[step.sides[0].time]
+        """Return the watermark by which the only side of the step is judged; of rows in windows of joins, up to where
+        these have closed (R8)."""
+        (side,) = step.sides
+        if side.one_window:
+            return self.horizons[side.part].current
+        return self.output_watermarks.get(step.number, self.watermarks)[side.time]
 
     @staticmethod
     def watermark_name(step: StepSpec) -> str:

@@ -207,6 +207,7 @@ def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
     """Yield every finding about the rankings that a job names."""
     named = [kind for kind in RANKING_KINDS if dig(draft.data, "spec", kind.field) is not None]
     aggregated = dig(draft.data, "spec", "aggregate") is not None
+    in_windows = any(dig(step.data, "window", form) is not None for step in draft.steps for form in OwnWindow.fields)
     if len(named) > 1 and not aggregated:
         if milliseconds(dig(draft.data, "spec", TopN.field, "allowedLateness")):
             yield ("spec", TopN.field, "allowedLateness"), NO_LATE_ROW_TO_RANK
@@ -217,6 +218,7 @@ def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
         for name, text in kind.missing.items():
             alternatives = kind.missing_unless.get(name, ())
             is_optional = aggregated and "aggregate" in alternatives
+            is_optional |= in_windows and name == "window"
             is_optional |= "topN.totals" in alternatives and dig(draft.data, "spec", TopN.field, "totals") is not None
             if not is_optional and dig(draft.data, *at, name) is None:
                 yield (*at, name), f"is missing: {text}"
@@ -225,10 +227,15 @@ def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
         yield from (
             ((*at, name), text) for name, text in OF_AGGREGATE.items() if dig(draft.data, *at, name) is not None
         )
+        of_joins = kind is TopN and in_windows and dig(draft.data, *at, "window") is None
+        if of_joins:
+            yield from _check_rows_in_windows(draft, TopN.of_joins)
+            yield from _check_windows_of_joins(draft)
         yield from _check_ranked_keys((*at, "by"), draft, _emitted_columns(draft), "write <input>.<column>, of")
         yield from _check_ranked_order(draft, (*at, "orderBy"))
         yield from _check_own_window(draft, (*at, "window"))
-        yield from _check_counted_time(draft, (*at, "of"), ("rows would wait for ever", "no order"))
+        if not of_joins:
+            yield from _check_counted_time(draft, (*at, "of"), ("rows would wait for ever", "no order"))
         yield from _check_steps_before(draft, kind.field, in_windows=kind is TopN)
         yield from _reject_joined_dead_letters(draft, (*at, "lateData"))
         yield from late_without_dead_letters(draft, (*at, "lateData"))
@@ -242,11 +249,7 @@ def _check_top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
     """Yield every finding about a `topN` that ranks the rows of an aggregate (R6), which has no sessions and no
     changelog."""
     data, at = aggregate.data, ("spec", TopN.field)
-    for name, text in TopN.of_windows.items():
-        value = dig(data, *at, name)
-        is_zero = name == "allowedLateness" and milliseconds(value) == 0
-        if value is not None and not is_zero and (name, value) != ("lateData", "drop"):
-            yield (*at, name), text
+    yield from _check_rows_in_windows(aggregate, TopN.of_windows)
     for source in changelog_sources(data, _AT):
         yield (*_AT, source.field), f"{source.facts}, {STAYS.format(todo=source.todo)}"
     if dig(data, *_WINDOW, SessionOfGroup.field) is not None:
@@ -275,6 +278,25 @@ def _check_top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
         yield from expression_of_windows(
             (*at, "having"), condition, "condition", emitted, aggregate.row_words, lists=lists
         )
+
+
+def _check_rows_in_windows(draft: JobDraft, reasons: Mapping[str, str]) -> Iterator[Finding]:
+    """Reject fields of a `topN` whose rows are in windows already, for these reasons."""
+    for name, text in reasons.items():
+        value = dig(draft.data, "spec", TopN.field, name)
+        is_zero = name == "allowedLateness" and milliseconds(value) == 0
+        if value is not None and not is_zero and (name, value) != ("lateData", "drop"):
+            yield ("spec", TopN.field, name), text
+
+
+def _check_windows_of_joins(draft: JobDraft) -> Iterator[Finding]:
+    """Require that each joined row is in a window, in which `topN` ranks it (R8)."""
+    windowed = [step.data.get("window") is not None for step in draft.steps]
+    for step in draft.steps[windowed.index(True) + 1 :]:
+        right = step.data.get("right")
+        if step.data.get("window") is None and step.data.get("type") in {"right", "full"}:
+            facts = f"rows of {right!r} that match nothing are in no window, in which topN would rank them (rule R8)"
+            yield (*step.at, "type"), f"{facts}; write type: left or inner, or join {right!r} before the windows"
 
 
 def _check_totals(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from joinery_runtime.job.join.steps import JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
@@ -48,6 +48,9 @@ def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, part: str,
     """Return the plan of step `number` (0 is the first), which emits some of the rows of the step before. The `part` of
     the state keeps the columns `stored`."""
     read = _read_rows_before(job, number)
+    in_windows = read.of_windows or job.ranks_in_windows(ranking)
+    if in_windows:
+        read = replace(read, never_late="a window is emitted once")
     time = job.aggregated_time if read.of_windows else job.ranked_time(ranking)
     watermark = _watermark_name(time, number)
     lateness = f"{format_duration(ranking.allowed_lateness)} [allowedLateness]"
@@ -58,7 +61,7 @@ def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, part: str,
         late = f"{none}{handling} and counted when {ranking.late_text(watermark, lateness)}"
     lines = (
         ("key", ", ".join(ranking.keys) or "none: all rows are of one key, on one shard"),
-        *((("event time", f"that of {time}"),) if number and not read.of_windows else ()),
+        *((("event time", f"that of {time}"),) if number and not in_windows else ()),
         *ranking.lines(watermark, lateness),
         *(selected_lines(job.output_columns) if read.of_windows else ()),
         ("late rows", late),

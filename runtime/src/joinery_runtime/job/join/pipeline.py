@@ -13,6 +13,7 @@ from joinery_runtime.job.join.rules import words_of
 from joinery_runtime.job.join.spec import StreamJoinSpec
 from joinery_runtime.job.join.steps import JoinStep, SelectItem, part_names
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow
 from joinery_runtime.job.kinds.base import part_behind
 from joinery_runtime.job.kinds.ranking import NO_LATE_ROW, Deduplication, RankingKind, TopN, ranking_beside_sql
 from joinery_runtime.job.model.base import PLAIN_NUMBERS, ColumnType, Limits
@@ -246,6 +247,16 @@ class JoinPipeline(Job):
     def ranked_time(self, ranking: RankingKind) -> str:
         """Return the input whose event time counts for one of the rankings."""
         return ranking.of or self.inputs[0].name
+
+    def ranks_in_windows(self, ranking: RankingKind) -> bool:
+        """Whether rows are ranked in the windows in which they were joined (R8)."""
+        return isinstance(ranking, TopN) and ranking.window is None and self.aggregation is None
+
+    @property
+    def windows_of_joins(self) -> AlignedWindow | None:
+        """The windows in which the steps join, if they end together."""
+        every = (step.matching.aligned for step in self.joins)
+        return next((windows for windows in every if isinstance(windows, AlignedWindow)), None)
 
     @property
     def aggregated_types(self) -> Mapping[str, ColumnType]:

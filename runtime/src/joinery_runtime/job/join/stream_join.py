@@ -22,6 +22,7 @@ from joinery_runtime.job.model.references import (
     ROW_NUMBER,
     STAR_NAMINGS,
     WINDOW_COLUMNS,
+    WINDOW_TIME,
     ComputedKey,
     Naming,
     Reference,
@@ -224,7 +225,7 @@ def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> Colum
     """Return the type of a stored column, or the key that it holds; on the left side of a later step its name carries
     its input's, or is that of a window's time (W5)."""
     if side == "left" and step_index > 0:
-        if name in WINDOW_COLUMNS:
+        if name in {*WINDOW_COLUMNS, WINDOW_TIME}:
             return ColumnType("int64")
         ref = parse_reference(name)
         assert ref is not None, f"{name!r} of a chained part names its input"

@@ -148,6 +148,11 @@ class StepKind(ABC):
         return (cls.field, cls.form) if cls.form else (cls.field,)
 
     @property
+    def aligned(self) -> WindowKind | None:
+        """The windows in which the step joins, if they end together."""
+        return None
+
+    @property
     def name(self) -> str:
         """The kind in signatures and in `JoinStep.kind`: `asOf`."""
         return self.form or self.field

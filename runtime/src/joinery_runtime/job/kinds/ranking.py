@@ -143,7 +143,7 @@ class Deduplication(RankingKind):
 
 class TopN(RankingKind):
     """Emits of each key and window the rows that come first in an order, once the window has ended. Without `window`,
-    the rows are those of an aggregate, in its windows."""
+    the rows are those of an aggregate or of window joins, in their windows."""
 
     field: ClassVar[str] = "topN"
     title: ClassVar[str] = "top-N"
@@ -173,6 +173,12 @@ class TopN(RankingKind):
         "lateData": "no row of an aggregate is late (rule R6); write drop, and lateData: dlq in aggregate",
     }
     """Why a field has no meaning for the rows of an aggregate, by its name."""
+    of_joins: ClassVar[Mapping[str, str]] = {
+        "of": "without a window, rows are ranked in those of the joins, whatever time counted there (rule R8); leave "
+        "it out, or write window",
+        "allowedLateness": "no row of a window join is late (rule R8); leave it out, or write it into the window step",
+    }
+    """The same of rows that are ranked in the windows of joins."""
     lost: ClassVar[str] = "so open windows may lack them"
     adds: ClassVar[tuple[str, ...]] = RANK_COLUMNS
 
@@ -192,7 +198,8 @@ class TopN(RankingKind):
     """A condition on the rows that would be emitted, their numbers and totals, behind an `aggregate`; rows for which
     it is not true are not emitted, and are counted."""
     window: OwnWindow | None = Field(default=None, examples=[{"tumbling": {"size": "1h"}}])
-    """The windows. Beside `aggregate` there is none: its rows are in windows."""
+    """The windows. Beside `aggregate` there is none, because its rows are in windows. Behind window joins, the windows
+    of the joins are the default."""
 
     @property
     def order(self) -> tuple[RankOrder, ...]:
@@ -336,6 +343,12 @@ STAYS = "and topN ranks rows that stay (rule R6); {todo}, or rank the output in 
 # --- the rules that the API server can check ------------------------------------------------------------------------
 
 
+_IN_WINDOWS = (
+    "has(self.joins) && self.joins.exists(step, has(step.window) && (has(step.window.tumbling) || "
+    "has(step.window.hopping)))"
+)
+
+
 def _rules_of(kind: type[RankingKind]) -> Iterator[Rule]:
     field = kind.field
     named = f"has(self.{field})"
@@ -347,6 +360,8 @@ def _rules_of(kind: type[RankingKind]) -> Iterator[Rule]:
     for name, text in kind.missing.items():
         elsewhere = kind.missing_unless.get(name, ())
         is_named = " || ".join([f"has(self.{field}.{name})", *(f"has(self.{other})" for other in elsewhere)])
+        if name == "window":
+            is_named += f" || ({_IN_WINDOWS})"
         yield Rule(f"!{named} || {is_named}", f"is missing: {text}", f".{field}.{name}")
     yield from dead_letter_rules(field)
 

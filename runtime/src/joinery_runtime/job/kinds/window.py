@@ -9,12 +9,15 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, PrivateAttr
 
 from joinery_runtime.job.kinds.aggregate.windows import (
+    AlignedWindow,
+    HoppingOfGroup,
+    TumblingOfGroup,
     alignment,
     local_length_problem,
     offset_problem,
 )
 from joinery_runtime.job.kinds.base import Chain, StepKind, StepWords, milliseconds
-from joinery_runtime.job.model.base import Length, Model, PositiveDuration, Text
+from joinery_runtime.job.model.base import PLAIN_NUMBERS, Length, Model, PositiveDuration, Text
 from joinery_runtime.job.model.cel import Rule, exactly_one, positive, time
 from joinery_runtime.job.model.draft import Finding, JobDraft, StepDraft, dig, padded_inputs
 from joinery_runtime.job.model.draft import exactly_one as one_of
@@ -85,10 +88,6 @@ def _check_one_window(draft: JobDraft) -> Iterator[Finding]:
             facts = f"step {before} has put the rows into other windows, and a row is in one (rule W5)"
             todo = f"write the window of step {before}, or join in these windows in a job of its own"
             yield at, f"{facts}; {todo}"
-        if dig(window, "hopping") is not None and dig(window, "timeZone") is not None:
-            facts = "where clocks go forward, several hopping windows begin at once, and rows that step"
-            facts = f"{facts} {before} has joined are known by the start of their window (rule W7)"
-            yield (*at, "timeZone"), f"{facts}; write tumbling, or join in UTC's windows in both steps"
         for other in draft.steps[before : step.number]:
             if other.data.get("window") is None and other.data.get("type") in {"right", "full"}:
                 facts = f"rows of {other.data.get('right')!r} that match nothing are in no window, and step"
@@ -206,6 +205,10 @@ class _Aligned(Model, _Window):
     def length(self) -> int:
         return self.size
 
+    @property
+    def _alignment(self) -> dict[str, Any]:
+        return {"size": self.size, "offset": self.offset, "timeZone": self.time_zone}
+
     def durations(self) -> dict[str, Any]:
         return {**self._origin, "size": self.size, **alignment_fields(self.offset, self.time_zone)}
 
@@ -224,6 +227,10 @@ class Tumbling(_Aligned):
         return self.size
 
     @property
+    def aligned(self) -> AlignedWindow:
+        return TumblingOfGroup.model_validate(self._alignment, context=PLAIN_NUMBERS)
+
+    @property
     def text(self) -> str:
         return self._aligned(f"{format_duration(self.size)} long, one after the other")
 
@@ -235,6 +242,10 @@ class Hopping(_Aligned):
 
     slide: Length = Field(examples=["15m"])
     """How often a window starts, a duration; at most `size`."""
+
+    @property
+    def aligned(self) -> AlignedWindow:
+        return HoppingOfGroup.model_validate({**self._alignment, "slide": self.slide}, context=PLAIN_NUMBERS)
 
     def durations(self) -> dict[str, Any]:
         return {**super().durations(), "slide": self.slide}

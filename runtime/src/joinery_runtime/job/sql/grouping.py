@@ -53,11 +53,15 @@ class GroupExpression:
     selected: bool = False
 
 
+OF_JOINS = "windows of the joins"
+
+
 @dataclass(slots=True)
 class GroupWindow:
     """A window of GROUP BY: its `kind`, as `spec.aggregate.window` calls it, and its lengths in milliseconds by their
     fields there. None, or a missing one: the report says what is wrong. `of` is the input whose event time the function
-    names (None: it names none), `zone` the zone by whose clocks windows begin and end (None: those of UTC)."""
+    names (None: it names none), `zone` the zone by whose clocks windows begin and end (None: those of UTC). Of kind
+    OF_JOINS are the windows in which rows were joined, of which no field says more."""
 
     kind: str
     lengths: dict[str, int | None] = field(default_factory=dict)
@@ -215,7 +219,7 @@ def window_of_joins(
 ) -> GroupWindow | None:
     """Return the window of the joins as that of the groups, or of the rows that are numbered, which name its `columns`.
     Tumbling windows hold the event times of all inputs of a row, so that of an input which no join pads says in which
-    of them the row was joined."""
+    of them the row was joined. Rows of other joins are ranked in the windows that they have (OF_JOINS)."""
     clause, at = query.window, query.group_at if query.grouped else node_position(columns[0])
     assert clause is not None, "the joined rows are in windows"
     for node in functions:
@@ -225,12 +229,15 @@ def window_of_joins(
         facts = "a window of the joined rows is named by its start and its end"
         scope.report.add(node_position(columns[0]), f"{facts}; write {missing[0]} as well")
         return None
+    relation = _never_padded(query, scope)
+    if not query.grouped and (clause.kind == "hopping" or (clause.kind == "tumbling" and relation is None)):
+        return GroupWindow(OF_JOINS)
     if clause.kind != "tumbling":
         facts = f"the time of a row that is joined in {clause.kind} windows does not say in which of them that was"
         todo = "join in tumbling windows, or let a second job read this one's output, with window_start and window_end"
         scope.report.add(at, f"{facts}; {todo}")
         return None
-    if (relation := _never_padded(query, scope)) is None:
+    if relation is None:
         facts = "each input may be missing in a joined row, so none of their event times says when it is"
         todo = "write a LEFT or a RIGHT JOIN, or let a second job read this one's output"
         scope.report.add(at, f"{facts}; {todo}")

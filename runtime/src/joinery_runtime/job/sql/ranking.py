@@ -19,6 +19,7 @@ from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS,
 from joinery_runtime.job.sql.distances import MIRRORED
 from joinery_runtime.job.sql.group_rows import Chosen, order_entry, over_groups, own_column, with_totals
 from joinery_runtime.job.sql.grouping import (
+    OF_JOINS,
     Grouping,
     GroupWindow,
     read_window_call,
@@ -295,7 +296,7 @@ def _read_over(number: exp.Expr, rows: int, beside: str | None, query: Query, sc
         return SqlRanking(DEDUPLICATE, {"by": by, "of": first.table.name, "keep": keep}, number)
     entries: dict[str, Any] = {"by": by} if by else {}
     entries |= {"orderBy": [*_read_order(ordered, scope)], "rows": rows}
-    if window is not None:
+    if window is not None and window.kind != OF_JOINS:
         entries |= {"of": window.of, "window": {window.kind: window.fields}}
     return SqlRanking(TOP_N, entries, number)
 

@@ -53,12 +53,14 @@ _Queries = Mapping[str, _WithQuery]
 @dataclass(frozen=True, slots=True)
 class _Source:
     """A source whose rows are in windows. `columns` are the names that the windows' columns have there, `time` that of
-    the event time (None: a sub-query does not select it)."""
+    the event time (None: a sub-query does not select it). `names` are the names in the select list of a join's
+    sub-query, with its stars."""
 
     alias: str
     at: TextPosition
     columns: Mapping[str, str]
     time: str | None
+    names: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +115,13 @@ def rewrite_window_joins(select: exp.Select, report: Report) -> WindowClause | N
 class _Rewriting:
     """`window` is that of the functions so far, and `first` the alias under which the first one is read.
     `by_select` are the sources that sub-queries are, by the identity of their SELECT: several may read one query of
-    WITH."""
+    WITH. `names_by_select` are the names in their select lists."""
 
     report: Report
     window: WindowClause | None = None
     first: str = ""
     by_select: dict[int, _Source | None] = field(default_factory=dict)
+    names_by_select: dict[int, Sequence[str]] = field(default_factory=dict)
 
     def rewrite(self, select: exp.Select, outer: _Queries) -> Mapping[str, str] | None:
         """Rewrite a SELECT. Return the columns of windows that its rows have, by the names in its select list, which
@@ -138,6 +141,7 @@ class _Rewriting:
         if scope is None:
             return None
         self._replace_columns(select, scope)
+        self.names_by_select[id(select)] = ["*" if item.is_star else item.alias_or_name for item in select.expressions]
         return None if select.parent is None or select.args.get("group") is not None else _take_outputs(select)
 
     def _read_join(
@@ -173,7 +177,10 @@ class _Rewriting:
             self.rewrite(inner, before)
             return None
         source = self._read_source(start, queries, joined=False)
-        return None if source is None else _Scope({0: source})
+        if source is None or start.parent is None:
+            return None
+        _expand_stars(start.parent, source)
+        return _Scope({0: source})
 
     # --- sources ------------------------------------------------------------------------------------------------------
 
@@ -219,7 +226,7 @@ class _Rewriting:
         """Read a sub-query as a source without an alias."""
         if _is_join(inner, queries):
             columns = self.rewrite(inner, queries)
-            return None if columns is None else _Source("", at, columns, None)
+            return None if columns is None else _Source("", at, columns, None, self.names_by_select[id(inner)])
         source = self._read_source(inner.args["from_"], queries, joined=True)
         if source is None:
             return None
@@ -419,6 +426,22 @@ def _put_column(name: str, node: exp.Expr, condition: exp.Expr | None = None) ->
     in_list = isinstance(node.parent, exp.Select) and node.arg_key == "expressions"
     renamed = in_list and isinstance(node, exp.Column) and (node.name != name or value is not column)
     node.replace(exp.alias_(value, node.name, copy=False) if renamed else value)
+
+
+def _expand_stars(select: exp.Expr, source: _Source) -> None:
+    """Write the columns of windows that a sub-query names into the list of the SELECT around it, where a star stands
+    for them: in their places among the others, or behind a star of the sub-query."""
+    items: list[exp.Expr] = []
+    for item in select.expressions if source.columns else ():
+        star = item.this if isinstance(item, exp.Column) else item
+        is_plain = isinstance(star, exp.Star) and not any(star.args.values())
+        if not is_plain or "*" in source.names:
+            items.append(item)
+        if is_plain:
+            names = source.columns if "*" in source.names else source.names
+            items += [column_at(name, star) for name in names]
+    if items:
+        select.set("expressions", items)
 
 
 def _take_outputs(select: exp.Select) -> Mapping[str, str]:
