@@ -42,7 +42,7 @@ COVERED = (
     *(f"P{n}" for n in range(1, 4)),
     *(f"U{n}" for n in range(1, 5)),
     *(f"D{n}" for n in range(1, 6)),
-    *(f"R{n}" for n in range(1, 11)),
+    *(f"R{n}" for n in range(1, 12)),
     *("V1", "V2", "V3", "V4", "W5", "W6", "W7"),
 )  # fmt: skip
 LEAST_TRACES = 450

@@ -102,6 +102,8 @@ def test_totals_are_columns_behind_the_number_and_need_neither_rows_nor_an_order
 def test_a_total_that_does_not_fit_its_column_is_rejected_when_it_is_compiled() -> None:
     with pytest.raises(JobError, match=r"spec\.topN\.totals\[0\]\.column: sum takes numbers"):
         compile_job(job_of(totals=[{"function": "sum", "column": "id", "as": "t"}]))
+    with pytest.raises(JobError, match=r"spec\.topN\.totals\[0\]\.expression: sum takes numbers"):
+        compile_job(job_of(totals=[{"function": "sum", "expression": "UPPER(id)", "as": "t"}]))
 
 
 LISTS = {"aggregates": [SPENT, {"function": "array_agg", "column": "orders.amount", "as": "amounts"}]}
@@ -175,6 +177,21 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         document_of(orderBy=None, totals=[{"function": "lag", "column": "spent", "as": "t"}]),
         "spec.topN.totals[0].orderBy",
         "lag needs an order of the rows",
+    ),
+    (
+        document_of(totals=[{**TOTALS[0], "expression": "spent * 2"}]),
+        "spec.topN.totals[0].expression",
+        "by column and expression",
+    ),
+    (
+        document_of(totals=[{"function": "sum", "expression": "spend * 2", "as": "t"}]),
+        "spec.topN.totals[0].expression",
+        "did you mean 'spent'",
+    ),
+    (
+        document_of(totals=[{"function": "count", "expression": "spent", "as": "t"}]),
+        "spec.topN.totals[0].expression",
+        "drop it",
     ),
     (document_of(totals=[{"function": "lead", "as": "t"}]), "spec.topN.totals[0].column", "name the column"),
     (document_of(totals=[{"function": "cume_dist", "column": "id", "as": "t"}]), "spec.topN.totals[0].column", "drop"),

@@ -197,6 +197,13 @@ SAME_GROUPS: list[tuple[str, dict[str, Any], list[dict[str, str]]]] = [
                  {**RANK_BY_SUM, "function": "ntile", "buckets": 4, "as": "q"}],
       "having_ranked": "q < 3"},
      [OWN[0], {"column": "p"}, {"column": "c"}, {"column": "q"}]),
+    (f"SELECT currency, SUM(revenue * 2) {WINDOW} AS t, MAX(revenue) OVER w AS m, RANK() OVER (w ORDER BY revenue) "
+     f"AS r FROM ({SUMS}) WINDOW w AS (PARTITION BY window_start, window_end)",
+     {**NO_ORDER, "aggregates": [SUM_OF_AMOUNT],
+      "totals": [{"function": "sum", "expression": '"SUM(amount)" * 2', "as": "t"},
+                 {"function": "max", "column": "SUM(amount)", "as": "m"},
+                 {**RANK_BY_SUM, "function": "rank", "as": "r"}]},
+     [OWN[0], {"column": "t"}, {"column": "m"}, {"column": "r"}]),
     # running totals and values of other rows
     (f"SELECT currency, SUM(revenue) OVER ({BY_SUM}) AS a, SUM(revenue) OVER ({BY_SUM} ROWS UNBOUNDED PRECEDING) AS b, "
      f"SUM(revenue) OVER ({BY_SUM} RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS c, COUNT(*) OVER ({BY_SUM} "
@@ -302,7 +309,13 @@ BAD_GROUPS: list[tuple[str, str]] = [
     (f"SELECT currency, LAST_VALUE(revenue) OVER ({BY_SUM}) AS t FROM ({SUMS})", "write FIRST_VALUE with the reverse"),
     (f"SELECT currency, LAG(revenue) IGNORE NULLS OVER ({BY_SUM}) AS t FROM ({SUMS})", "leave NULLS out"),
     (f"SELECT currency, LAG(revenue) OVER ({BY_SUM} ROWS 1 PRECEDING) AS t FROM ({SUMS})", "has no frame"),
-    (f"SELECT currency, SUM(revenue * 2) {WINDOW} AS t FROM ({SUMS})", "write a SELECT around the one with GROUP BY"),
+    (f"SELECT currency, SUM(revenue) OVER (PARTITION BY window_end, UPPER(currency)) AS t FROM ({SUMS})",
+     "write it into GROUP BY as well"),
+    (f"SELECT currency, SUM(revenue) OVER (PARTITION BY currency ORDER BY window_start) AS t FROM ({SUMS})",
+     "write GROUP BY with CUMULATE(...) for one since the begin of a day, or HOP(...)"),
+    (f"SELECT currency, LAG(revenue) OVER (PARTITION BY currency ORDER BY window_start) AS t FROM ({SUMS})",
+     "let a second job read the groups, and LEFT JOIN each with the one before"),
+    (f"SELECT currency, MAX(window_end - ts) AS t FROM orders {GROUPS}", "write GROUP BY with shorter windows"),
     (f"SELECT currency, COUNT(revenue) {WINDOW} AS t FROM ({SUMS})", "write COUNT(*) OVER (...)"),
     (f"SELECT currency, LAG(revenue) {WINDOW} AS t FROM ({SUMS})", "nothing says which row comes first"),
     (f"SELECT currency, STDDEV(revenue) {WINDOW} AS t FROM ({SUMS})", "LAG, LEAD and FIRST_VALUE alone"),

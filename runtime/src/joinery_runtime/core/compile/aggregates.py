@@ -208,9 +208,10 @@ def _top_step(
 ) -> StepSpec:
     """Return the step that emits the first of an aggregation's `rows` of each key and window (R6)."""
     schema = rows.schema
-    for (path, _), expression in zip(top.expressions.items(), sort_expressions, strict=True):
+    types_by_text = dict[str, pa.DataType]()
+    for (path, text), expression in zip(top.expressions.items(), sort_expressions, strict=True):
         with errors_at(job, f"spec.{top.field}.{path}"):
-            column_type(expression, {"": schema})
+            types_by_text[text] = column_type(expression, {"": schema})
     intake = Intake(
         schema=schema,
         event_time=rows.event_time,
@@ -223,8 +224,14 @@ def _top_step(
     side = SideSpec(part_behind(top.field, number), rows.inputs, rows.time, intake, flags=True)
     names = {column: name for name, column in aggregation.columns_by_name.items()}
     window_times = arrow_type(job.window_times)
+
+    def value_type(total: WindowTotal) -> pa.DataType | None:
+        if total.expression is not None:
+            return types_by_text[total.expression]
+        return None if total.column is None else schema.field(total.column).type
+
     calls = tuple(
-        total_call(job, top, total_number, total, schema)
+        total_call(job, top, total_number, total, value_type(total))
         for total_number, total in enumerate(top.totals or ())
         if not (total.is_rank or total.is_of_another_row)
     )
@@ -232,8 +239,8 @@ def _top_step(
     for total in top.totals or ():
         if total.is_rank:
             types[total.as_] = pa.float64() if total.function in FRACTIONS else pa.int64()
-        elif total.is_of_another_row and total.column is not None:
-            types[total.as_] = schema.field(total.column).type
+        elif total.is_of_another_row and (type_of_value := value_type(total)) is not None:
+            types[total.as_] = type_of_value
     added = [
         *(pa.field(name, window_times) for name in WINDOW_COLUMNS),
         pa.field(ROW_NUMBER, pa.int64()),
@@ -262,16 +269,16 @@ def _top_step(
     return StepSpec(number, (side,), kind_of_rows, None, tuple(output), filter=having, window_times=window_times)
 
 
-def total_call(job: StreamJoin, top: TopN, number: int, total: WindowTotal, rows: pa.Schema) -> AggregateCall:
-    """Return the call of a total over the rows of a window (R9), or of a running total (R11)."""
-    if total.column is None:
+def total_call(job: StreamJoin, top: TopN, number: int, total: WindowTotal, kind: pa.DataType | None) -> AggregateCall:
+    """Return the call of a total over the rows of a window (R9), or of a running total (R11), over values of type
+    `kind`."""
+    if total.value is None:
         return AggregateCall(total.function, total.as_)
-    kind = rows.field(total.column).type
     if not takes(total.function, type_name(kind) or ""):
-        facts = f"{total.function} takes {takes_text(total.function)}, and {total.column!r} is {kind}"
-        path = f"spec.{top.field}.totals[{number}].column"
+        facts = f"{total.function} takes {takes_text(total.function)}, and {total.value!r} is {kind}"
+        path = f"spec.{top.field}.totals[{number}].{'column' if total.expression is None else 'expression'}"
         raise error_at(job, path, f"{facts}; choose another function or column")
-    return AggregateCall(total.function, total.as_, total.column, kind)
+    return AggregateCall(total.function, total.as_, total.value, kind)
 
 
 # --- an aggregate -----------------------------------------------------------------------------------------------------

@@ -81,12 +81,12 @@ class SortedRows:
     @property
     def _numbers(self) -> np.ndarray:
         """int64[m]: the number of each row in its key and window, from 1 on."""
-        return np.arange(len(self.begins)) - self._first + 1
+        return np.asarray(np.arange(len(self.begins)) - self._first + 1)
 
     @property
     def _first_equals(self) -> np.ndarray:
         """int64[m]: the position of the first row that is equal to each row in all of the order."""
-        return np.flatnonzero(self.begins)[np.cumsum(self.begins) - 1]
+        return np.asarray(np.flatnonzero(self.begins)[np.cumsum(self.begins) - 1])
 
     @property
     def _last_equals(self) -> np.ndarray:
@@ -118,8 +118,8 @@ class SortedRows:
 
     def values_of_others(self, function: str, values: pa.Array, distance: int) -> pa.Array:
         """Return for each row the value (of `values`, one for each row) of another row; NULL if there is none."""
-        here = np.arange(len(self.begins))
-        other = {"lag": here - distance, "lead": here + distance, "first_value": self._first}[function]
+        positions = np.arange(len(self.begins))
+        other = {"lag": positions - distance, "lead": positions + distance, "first_value": self._first}[function]
         is_outside = (other < self._first) | (other > self._last)
         return values.take(pa.array(np.where(is_outside, 0, other), mask=is_outside))
 

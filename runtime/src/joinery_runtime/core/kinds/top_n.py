@@ -61,6 +61,8 @@ class FirstRows(ByWindows, Ranking):
     order: tuple[SortKey, ...]
     totals: tuple[AggregateCall, ...] = ()
     ordered: tuple[OrderedValue, ...] = ()
+    computed: tuple[tuple[str, Expression], ...] = ()
+    """The expressions whose values totals are of, by their texts."""
     allowed_lateness: int = 0
     late_to_dead_letters: bool = False
     retention: tuple[Retention, ...] = field(init=False, repr=False, compare=False)
@@ -88,7 +90,7 @@ class FirstRows(ByWindows, Ranking):
                 total.function,
                 total.as_,
                 tuple(SortKey.of(item, by_path[path]) for path, item in own.items()) or order,
-                total.column,
+                total.value,
                 total.buckets or total.offset or 1,
                 calls.pop(total.as_, None),
                 total.frame == "rows",
@@ -102,6 +104,13 @@ class FirstRows(ByWindows, Ranking):
             order,
             tuple(calls.values()),
             ordered,
+            tuple(
+                {
+                    total.expression: by_path[f"totals[{at}].expression"]
+                    for at, total in enumerate(written.totals or ())
+                    if total.expression is not None
+                }.items()
+            ),
             allowed_lateness=written.allowed_lateness,
             late_to_dead_letters=written.late_data == "dlq",
         )
@@ -243,16 +252,20 @@ class _RankedRows:
 
         failed = set[int]()
 
+        def evaluated(expression: Expression) -> pa.Array:
+            values = expression.evaluate(column, rows.num_rows)
+            failed.update(values.failed)
+            return values.values
+
         def ranks_by(order: Sequence[SortKey]) -> list[np.ndarray]:
-            evaluated = [key.expression.evaluate(column, rows.num_rows) for key in order]
-            failed.update(row for values in evaluated for row in values.failed)
-            return [key.ranks(values.values) for key, values in zip(order, evaluated, strict=True)]
+            return [key.ranks(evaluated(key.expression)) for key in order]
 
         self._hashes, self._ts = rows.column(HASH).to_numpy(), rows.column(TS).to_numpy()
         self._keys = [gather(side, everything, name) for name in side.intake.keys]
         self._tie_breakers = [self._ts, *tie_breakers(side, rows)]
         self._sorted_by = [*ranks_by(kind.order), *self._tie_breakers]
         self._ordered_by = {value.name: ranks_by(value.order) for value in kind.ordered}
+        self._computed = {text: evaluated(expression) for text, expression in kind.computed}
         self.failed = np.array(sorted(failed), dtype=np.int64)
 
     def first_of_panes(self) -> np.ndarray:
@@ -284,10 +297,10 @@ class _RankedRows:
     def totals_of(self, member: np.ndarray, groups: Groups) -> dict[str, pa.Array]:
         """Return the value of each total for each of the rows `member` (int64[m]), which `groups` are made of. Of a
         total that does not fit its type for some of them, a further column has the reasons."""
-        totals, rows = dict[str, pa.Array](), Selection(self._rows, member)
+        totals = dict[str, pa.Array]()
         for call in self._kind.totals:
             accumulated = accumulator(call)
-            values = gather(self._side, rows, call.column) if call.column else None
+            values = self._values(call.column, member) if call.column else None
             states = accumulated.fold(values, self._ts[member], groups)
             totals[call.name] = accumulated.result(states).take(pa.array(groups.number))
             if misfits := accumulated.find_misfits(states):
@@ -307,9 +320,7 @@ class _RankedRows:
         rows = SortedRows(starts, begins)
         position = np.empty(len(order), dtype=np.int64)
         position[order] = np.arange(len(order))
-        values = None
-        if value.column is not None:
-            values = gather(self._side, Selection(self._rows, member[order]), value.column)
+        values = None if value.column is None else self._values(value.column, member[order])
         if value.call is not None:
             times = self._ts[member[order]]
             totals, misfits = rows.running_totals(value.call, values, times, by_rows=value.by_rows)
@@ -318,10 +329,16 @@ class _RankedRows:
                 reasons = [misfit_text(value.call, misfits[n]) if n in misfits else None for n in position.tolist()]
                 yield _MISFIT + value.name, pa.array(reasons, pa.string())
         elif values is not None:
-            others = rows.values_of_others(value.function, values, value.distance)
-            yield value.name, others.take(pa.array(position))
+            read = rows.values_of_others(value.function, values, value.distance)
+            yield value.name, read.take(pa.array(position))
         else:
             yield value.name, rows.ranks(value.function, value.distance).take(pa.array(position))
+
+    def _values(self, name: str, member: np.ndarray) -> pa.Array:
+        """Return the values of a column, or of an expression that totals are of, of the rows `member` (int64[m])."""
+        if name in self._computed:
+            return self._computed[name].take(pa.array(member))
+        return gather(self._side, Selection(self._rows, member), name)
 
     def _rank(
         self, member: np.ndarray, group: np.ndarray, ranks: Sequence[np.ndarray]

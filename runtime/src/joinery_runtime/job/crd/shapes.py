@@ -92,6 +92,7 @@ FIELDS: Mapping[Place, Schema] = {
     (TopN, "orderBy"): {"maxItems": 64},
     (TopN, "totals"): {"maxItems": 64},
     (WindowTotal, "orderBy"): {"maxItems": 64},
+    (WindowTotal, "expression"): {"maxLength": _LONG_TEXT},
     (RankOrder, "expression"): {"maxLength": _LONG_TEXT},
     (SessionWindowSpec, "groupBy"): {"x-kubernetes-list-type": "set", "maxItems": 64},
     (SessionWindowSpec, "compute"): {**list_map("as"), "maxItems": 256},

@@ -28,6 +28,7 @@ from joinery_runtime.job.model.draft import (
     Finding,
     JobDraft,
     Loc,
+    StepDraft,
     dig,
     exactly_one,
     items,
@@ -207,7 +208,7 @@ def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
     """Yield every finding about the rankings that a job names."""
     named = [kind for kind in RANKING_KINDS if dig(draft.data, "spec", kind.field) is not None]
     aggregated = dig(draft.data, "spec", "aggregate") is not None
-    in_windows = any(dig(step.data, "window", form) is not None for step in draft.steps for form in OwnWindow.fields)
+    in_windows = any(map(_puts_into_windows, draft.steps))
     if len(named) > 1 and not aggregated:
         if milliseconds(dig(draft.data, "spec", TopN.field, "allowedLateness")):
             yield ("spec", TopN.field, "allowedLateness"), NO_LATE_ROW_TO_RANK
@@ -272,6 +273,11 @@ def _check_top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
                 yield from expression_of_windows(
                     written_at, text, "expression", ranked, aggregate.row_words, lists=lists
                 )
+    for i, total in enumerate(items(data, *at, "totals")):
+        text = dig(total, "expression")
+        if isinstance(text, str):
+            value_at = (*at, "totals", i, "expression")
+            yield from expression_of_windows(value_at, text, "expression", ranked, aggregate.row_words, lists=lists)
     condition = dig(data, *at, "having")
     if isinstance(condition, str):
         emitted = aggregate.numbered().columns_of_rows
@@ -289,12 +295,18 @@ def _check_rows_in_windows(draft: JobDraft, reasons: Mapping[str, str]) -> Itera
             yield ("spec", TopN.field, name), text
 
 
+def _puts_into_windows(step: StepDraft) -> bool:
+    """Say whether the step joins in windows that end together."""
+    kinds = (kind for kind in STEP_KINDS if kind.windowed and not kind.why_last)
+    return any(dig(step.data, *kind.path()) is not None for kind in kinds)
+
+
 def _check_windows_of_joins(draft: JobDraft) -> Iterator[Finding]:
     """Require that each joined row is in a window, in which `topN` ranks it (R8)."""
-    windowed = [step.data.get("window") is not None for step in draft.steps]
+    windowed = [_puts_into_windows(step) for step in draft.steps]
     for step in draft.steps[windowed.index(True) + 1 :]:
         right = step.data.get("right")
-        if step.data.get("window") is None and step.data.get("type") in {"right", "full"}:
+        if not _puts_into_windows(step) and step.data.get("type") in {"right", "full"}:
             facts = f"rows of {right!r} that match nothing are in no window, in which topN would rank them (rule R8)"
             yield (*step.at, "type"), f"{facts}; write type: left or inner, or join {right!r} before the windows"
 
@@ -311,8 +323,12 @@ def _check_totals(
         if columns is not None and isinstance(name, str) and name in {*columns, ROW_NUMBER}:
             yield (*at, i, "as"), f"{name!r} is already a column of the rows; give it another name"
         yield from _check_order_of_total((*at, i), total, dig(aggregate.data, *at[:-1], "orderBy"))
-        takes_no_column = function in RANKS or function == "count"
-        if takes_no_column != (column is None):
+        takes_no_column, expression = function in RANKS or function == "count", dig(total, "expression")
+        if takes_no_column and expression is not None:
+            yield (*at, i, "expression"), "count and ranks are of rows, and other functions take a value; drop it"
+        if column is not None and expression is not None:
+            yield (*at, i, "expression"), "the value is named twice, by column and expression; keep one"
+        elif takes_no_column != (column is None) and (takes_no_column or expression is None):
             todo = "drop column" if takes_no_column else "name the column of the rows whose values count"
             facts = "count and ranks are of rows, and other functions take a column"
             yield (*at, i, "column"), f"{facts}; {todo}"

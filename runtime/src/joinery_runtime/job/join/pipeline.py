@@ -250,7 +250,7 @@ class JoinPipeline(Job):
 
     def ranks_in_windows(self, ranking: RankingKind) -> bool:
         """Whether rows are ranked in the windows in which they were joined (R8)."""
-        return isinstance(ranking, TopN) and ranking.window is None and self.aggregation is None
+        return ranking.in_windows_of_rows and self.aggregation is None
 
     @property
     def windows_of_joins(self) -> AlignedWindow | None:

@@ -58,6 +58,11 @@ class RankingKind(Model):
         return self.by or ()
 
     @property
+    def in_windows_of_rows(self) -> bool:
+        """Whether rows are ranked in the windows in which they are already, those of an aggregate or of joins."""
+        return False
+
+    @property
     def expressions(self) -> Mapping[str, str]:
         """The expressions over a row's columns that decide the order of rows, by their paths below the field."""
         return {}
@@ -218,9 +223,19 @@ class TopN(RankingKind):
             return tuple(item.model_copy(update={"expression": text}) for item, text in zip(order, texts, strict=True))
 
         totals = self.totals and tuple(
-            total.model_copy(update={"order_by": replaced(total.order_by)}) for total in self.totals
+            total.model_copy(
+                update={
+                    "order_by": replaced(total.order_by),
+                    "expression": total.expression and replace_columns(total.expression, trees),
+                }
+            )
+            for total in self.totals
         )
         return self.model_copy(update={"order_by": replaced(self.order_by), "totals": totals})
+
+    @property
+    def in_windows_of_rows(self) -> bool:
+        return self.window is None
 
     @property
     def form(self) -> AlignedWindow:
@@ -236,7 +251,11 @@ class TopN(RankingKind):
     @property
     def expressions(self) -> Mapping[str, str]:
         orders = (self.order_by_path, *(order for _, order in self.ordered_totals))
-        return {path: item.expression for order in orders for path, item in order.items()}
+        values = {f"totals[{at}].expression": total.expression for at, total in enumerate(self.totals or ())}
+        return {
+            **{path: item.expression for order in orders for path, item in order.items()},
+            **{path: text for path, text in values.items() if text is not None},
+        }
 
     @property
     def order_by_path(self) -> Mapping[str, RankOrder]:

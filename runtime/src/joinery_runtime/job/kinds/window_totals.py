@@ -55,6 +55,8 @@ class WindowTotal(Model):
     """How the value is computed, as by the functions of SQL with these names."""
     column: Text | None = Field(default=None, examples=["revenue"])
     """The column of the aggregate's rows, which all functions need but `count` and ranks. NULLs are not added up."""
+    expression: Text | None = Field(default=None, examples=["revenue / sales"])
+    """An SQL expression over such columns, in place of `column`."""
     order_by: Annotated[tuple[RankOrder, ...], Field(min_length=1)] | None = Field(
         default=None, examples=[[{"expression": "revenue", "direction": "desc"}]]
     )
@@ -69,6 +71,11 @@ class WindowTotal(Model):
     """Into how many parts of equal size `ntile` divides the rows."""
     as_: Annotated[Text, Field(alias="as")] = Field(examples=["total"])
     """The column's name."""
+
+    @property
+    def value(self) -> str | None:
+        """The column or the expression whose values count; None: rows do."""
+        return self.column if self.expression is None else self.expression
 
     @property
     def is_rank(self) -> bool:
@@ -90,6 +97,6 @@ class WindowTotal(Model):
         if self.is_rank:
             function = self.function if self.buckets is None else f"{self.function}({self.buckets})"
             return f"{self.as_} = {function}{ordered}"
-        argument = "*" if self.column is None else self.column
+        argument = "*" if self.value is None else self.value
         distance = f", {self.offset}" if self.offset not in (None, 1) else ""
         return f"{self.as_} = {self.function}({argument}{distance}){ordered}{framed}"

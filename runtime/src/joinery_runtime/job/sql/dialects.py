@@ -5,7 +5,8 @@
 * `GROUP BY DATE_TRUNC('hour', ts)`, TIMESTAMP_TRUNC, DATE_BIN or TIME_BUCKET: `TUMBLE(ts, INTERVAL '1' HOUR)`; by
   the clocks of a zone `DATE_TRUNC('day', ts, 'Europe/Zurich')` and `DATE_TRUNC('day', ts AT TIME ZONE ...)`;
 * the same in PARTITION BY of ROW_NUMBER, over rows;
-* `GROUP BY 1, 2`: the entries of the select list;
+* `WINDOW w AS (...)`, to which OVER w refers;
+* `GROUP BY 1, 2`, and GROUP BY ALL: the entries of the select list;
 * `ASOF [LEFT] JOIN r ON o.k = r.k AND r.ts <= o.ts`, also with MATCH_CONDITION: `FOR SYSTEM_TIME AS OF o.ts`.
 """
 
@@ -24,7 +25,7 @@ from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.clauses import keyword
 from joinery_runtime.job.sql.derived import Columns, EventTimes
 from joinery_runtime.job.sql.report import JOINS, Form, Report, column_at, node_position
-from joinery_runtime.job.sql.select_tree import without_inputs
+from joinery_runtime.job.sql.select_tree import TELLS_WINDOW, without_inputs
 from joinery_runtime.job.sql.window_functions import (
     FUNCTION_COLUMNS,
     SPARK,
@@ -36,6 +37,15 @@ from joinery_runtime.job.sql.window_functions import (
     text_length,
 )
 
+NAMED_AGGREGATES = {
+    "EVERY": "bool_and",
+    "COLLECT_LIST": "array_agg",
+    "LISTAGG": "string_agg",
+    "APPROX_PERCENTILE": "approx_percentile",
+    "PERCENTILE_APPROX": "approx_percentile",
+}
+"""The aggregates that sqlglot has no class for, as a job names them."""
+_NODES = (exp.AggFunc, exp.Filter, exp.Window, exp.IgnoreNulls, exp.RespectNulls, exp.WithinGroup)
 _PARTITION = "PARTITION_BY"
 """The name of the call that PARTITION BY of a table function becomes."""
 _UNITS = {"SECOND": 1, "MINUTE": 1, "HOUR": 1, "DAY": 1, "WEEK": 7}
@@ -87,12 +97,17 @@ def rewrite_dialects(
     for query in select.find_all(exp.Select):
         # Numbers in GROUP BY mean entries of the select list. Of an aggregate or a star they stay, and are reported.
         group, items = query.args.get("group"), query.expressions
+        if group is not None and group.args.get("all") is True and not group.expressions:
+            values = [item.unalias().unnest() for item in items]
+            group.set("all", None)
+            group.set("expressions", [value.copy() for value in values if _is_of_rows(value)])
         for node in [*(group.expressions if group is not None else ())]:
             is_number = isinstance(node, exp.Literal) and node.name.isdecimal() and not node.is_string
             number = int(node.name) if is_number else 0
             value = items[number - 1].unalias().unnest() if 0 < number <= len(items) else None
             if value is not None and value.find(exp.AggFunc, exp.Window, exp.Query, exp.Star) is None:
                 node.replace(value.copy())
+        _inline_named_windows(query)
         _rewrite_sources(query, report)
         if form is JOINS:
             for join in query.args.get("joins") or []:
@@ -101,6 +116,34 @@ def rewrite_dialects(
             if not (windowed and query is select):
                 _rewrite_time_groups(query, columns, queries, report)
     return understood
+
+
+def _inline_named_windows(query: exp.Select) -> None:
+    """Put what `WINDOW w AS (...)` says into each `OVER w` and `OVER (w ...)` of the SELECT."""
+    named = {window.name: window for window in query.args.get("windows") or []}
+    for call in query.find_all(exp.Window):
+        name = call.args["alias"].name if call.args.get("alias") is not None else ""
+        window = named.get(name)
+        if window is None or call is window or call.parent_select is not query:
+            continue
+        for part in ("partition_by", "order", "spec"):
+            value = window.args.get(part)
+            if value and not call.args.get(part):
+                call.set(part, [node.copy() for node in value] if isinstance(value, list) else value.copy())
+        call.set("alias", None)
+    if named:
+        query.set("windows", None)
+
+
+def is_aggregate(value: exp.Expr) -> bool:
+    """Say whether this is an aggregate, or a call before OVER."""
+    return isinstance(value, _NODES) or function_name(value) in NAMED_AGGREGATES
+
+
+def _is_of_rows(value: exp.Expr) -> bool:
+    """Say whether GROUP BY ALL groups by this entry of the select list: it is of a row, and no constant."""
+    is_star = value.find(exp.Query, exp.Star) is not None
+    return not is_star and not isinstance(value, exp.Literal) and not any(is_aggregate(node) for node in value.walk())
 
 
 def _token_like(token: Token, kind: TokenType, text: str) -> Token:
@@ -158,9 +201,11 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[s
                     continue  # an aggregate reads the rows, which have no window yet
                 time = column_at(column, value)
                 is_moment = not _is_day(value) and _local_part(value) is None
-                is_whole = part.unnest() is item.unalias().unnest() and is_moment
+                is_item = part.unnest() is item.unalias().unnest()
                 is_key = part.arg_key == "partition_by"  # rows are numbered in the windows of the groups
-                part.replace(time if is_whole or is_key else _as_written(value, time))
+                meaning = time if (is_item and is_moment) or is_key else _as_written(value, time)
+                meaning.meta[TELLS_WINDOW] = True
+                part.replace(meaning)
         node.replace(call)
         return
 

@@ -12,13 +12,13 @@ from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.model.expression_tree import check_size, parse_tree
 from joinery_runtime.job.model.function_calls import cannot_call, wrong_calls
-from joinery_runtime.job.model.references import ROW_NUMBER, SESSION_COLUMNS, WINDOW_COLUMNS
+from joinery_runtime.job.model.references import RANKS, ROW_NUMBER, SESSION_COLUMNS, VALUES_OF_OTHERS, WINDOW_COLUMNS
+from joinery_runtime.job.sql.dialects import is_aggregate
 from joinery_runtime.job.sql.grouping import (
     BadAggregateError,
     Grouping,
     column_name,
     computed_name,
-    is_aggregate,
     number_problem,
     read_call,
     unknown_aggregate,
@@ -26,8 +26,8 @@ from joinery_runtime.job.sql.grouping import (
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import TextPosition, node_position
 from joinery_runtime.job.sql.scope import Scope
-from joinery_runtime.job.sql.select_tree import is_numbering, without_inputs
-from joinery_runtime.job.sql.total_calls import is_total, read_total_call
+from joinery_runtime.job.sql.select_tree import TELLS_WINDOW, is_numbering, without_inputs
+from joinery_runtime.job.sql.total_calls import TotalCall, is_total, read_total_call
 from joinery_runtime.job.sql.window_functions import function_name
 
 _ELSEWHERE = {
@@ -142,21 +142,24 @@ def total_name(call: exp.Expr, name: str, chosen: Chosen, groups: Grouping, scop
     at, partition = node_position(call), call.args.get("partition_by") or []
     total = read_total_call(call, scope.report)
     keys = [
-        over_groups(node.unnest(), chosen, groups, scope) for node in partition if not own_column(node.unnest(), scope)
+        over_groups(node.unnest(), chosen, groups, scope)
+        for node in partition
+        if not tells_window(node.unnest(), scope)
     ]
     if len(keys) == len(partition):
-        facts = "a total over all windows would never be complete"
-        scope.report.add(at, f"{facts} (rule R9); write {', '.join(WINDOW_COLUMNS)} into PARTITION BY")
+        scope.report.add(at, over_windows_problem(total, scope))
     values = [] if total.argument is None else [over_groups(total.argument, chosen, groups, scope)]
-    if not all(isinstance(key, exp.Column) for key in [*keys, *values]):
-        facts = "totals and their keys are of groups and aggregates, this is an expression"
-        scope.report.add(at, f"{facts}; write a SELECT around the one with GROUP BY, and the total into it")
+    if not all(isinstance(key, exp.Column) for key in keys):
+        facts = "the keys of a total are groups and aggregates, and the times of windows; this is an expression"
+        scope.report.add(at, f"{facts}; write it into GROUP BY as well")
         return name
     by = [key.name for key in keys]
     if chosen.totals_by not in (None, by):
         scope.report.add(at, "the totals are of different groups; let a second job compute one of them")
     chosen.totals_by = by
-    entry: dict[str, Any] = {"function": total.function} | ({"column": values[0].name} if values else {})
+    entry: dict[str, Any] = {"function": total.function}
+    for value in values:
+        entry |= {"column": value.name} if isinstance(value, exp.Column) else {"expression": value.sql(comments=False)}
     if total.ordered:
         entry["orderBy"] = [
             order_entry(item, over_groups(item.this.unnest(), chosen, groups, scope).sql(comments=False))
@@ -168,6 +171,21 @@ def total_name(call: exp.Expr, name: str, chosen: Chosen, groups: Grouping, scop
             return str(other["as"])
     chosen.totals.append({**entry, "as": name or computed_name(call, scope)})
     return name or computed_name(call, scope)
+
+
+def over_windows_problem(total: TotalCall, scope: Scope) -> str:
+    """Say why no total is over the groups of several windows, and what to write."""
+    by_time = any(tells_window(item.this.unnest(), scope) for item in total.ordered)
+    if by_time and total.function in VALUES_OF_OTHERS:
+        facts = "the group of another window may have been emitted long ago, and this window has not (rule R11)"
+        joined = "b.window_start = a.window_start - <length> beside the equality of the groups"
+        return f"{facts}; let a second job read the groups, and LEFT JOIN each with the one before: {joined}"
+    if by_time and total.function not in RANKS:
+        facts = "a running total over all windows would never end (rule R11)"
+        todo = "GROUP BY with CUMULATE(...) for one since the begin of a day, or HOP(...) for one of the last windows"
+        return f"{facts}; write {todo}"
+    facts = "a total over all windows would never be complete (rule R9)"
+    return f"{facts}; write {', '.join(WINDOW_COLUMNS)} into PARTITION BY"
 
 
 def order_entry(entry: exp.Expr, expression: str) -> dict[str, str]:
@@ -196,6 +214,11 @@ def own_column(value: exp.Expr, scope: Scope) -> str:
     if plain and value.name in SESSION_COLUMNS:
         return value.name
     return _ELSEWHERE.get(value.name.upper(), "") if plain or isinstance(value, exp.Anonymous) else ""
+
+
+def tells_window(value: exp.Expr, scope: Scope) -> bool:
+    """Say whether an entry of PARTITION BY has another value for each window."""
+    return TELLS_WINDOW in value.meta or own_column(value, scope) != ""
 
 
 def _is_number(value: exp.Expr, chosen: Chosen, scope: Scope) -> bool:
@@ -263,6 +286,12 @@ def aggregate_entry(value: exp.Expr, at: TextPosition, chosen: Chosen, scope: Sc
         call = read_call(value)
     except BadAggregateError as error:
         scope.report.add(at, str(error))
+        return None
+    times = [own_column(node, scope) for node in value.find_all(exp.Column, exp.Anonymous)]
+    if any(name in WINDOW_COLUMNS for name in times):
+        facts = "an aggregate reads rows, each of which may be in several windows, and none of their times"
+        todo = "write GROUP BY with shorter windows, and aggregate their groups in a SELECT around that"
+        scope.report.add(at, f"{facts}; {todo}")
         return None
     entry: dict[str, Any] = {"function": call.function, "as": "", **call.options}
     for name, argument in (("column", call.argument), ("by", call.by)):

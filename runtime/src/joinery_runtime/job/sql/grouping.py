@@ -16,6 +16,7 @@ from joinery_runtime.job.model.expression_tree import NotALengthError
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.time_formats import checked_zone
 from joinery_runtime.job.sql.clauses import window_ms
+from joinery_runtime.job.sql.dialects import NAMED_AGGREGATES
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import node_position
 from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
@@ -340,13 +341,6 @@ _FUNCTIONS: Mapping[type[exp.Expr], str] = {
     exp.ArrayAgg: "array_agg",
     exp.GroupConcat: "string_agg",
 }
-_NAMES = {  # of functions that sqlglot has no class for
-    "EVERY": "bool_and",
-    "COLLECT_LIST": "array_agg",
-    "LISTAGG": "string_agg",
-    "APPROX_PERCENTILE": "approx_percentile",
-    "PERCENTILE_APPROX": "approx_percentile",
-}
 _SECOND_ARGUMENTS = {
     "min_by": ("expression", "takes two values: MIN_BY(value, by)"),
     "max_by": ("expression", "takes two values: MAX_BY(value, by)"),
@@ -371,12 +365,7 @@ _OTHERWISE = {
     "HISTOGRAM": "group by the value, and write COUNT(*)",
 }
 """Aggregates of other systems, and what to write for them."""
-_NODES = (exp.AggFunc, exp.Filter, exp.Window, exp.IgnoreNulls, exp.RespectNulls, exp.WithinGroup)
 _NO_MEANING = {"this", "big_int"}
-
-
-def is_aggregate(value: exp.Expr) -> bool:
-    return isinstance(value, _NODES) or function_name(value) in _NAMES
 
 
 def number_problem(call: exp.Expr) -> str:
@@ -422,7 +411,7 @@ def read_call(value: exp.Expr) -> Call:
     value = _without_nulls(value)
     if isinstance(value, exp.WithinGroup):
         return _read_percentile(value)
-    function = _FUNCTIONS.get(type(value)) or _NAMES.get(function_name(value))
+    function = _FUNCTIONS.get(type(value)) or NAMED_AGGREGATES.get(function_name(value))
     if function is None or isinstance(value, exp.PercentileCont | exp.PercentileDisc):
         raise BadAggregateError(unknown_aggregate(value))
     first, second = _split_arguments(value, function)

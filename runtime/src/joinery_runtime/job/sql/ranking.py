@@ -17,7 +17,7 @@ from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS, WINDOW_COLUMNS
 from joinery_runtime.job.sql.distances import MIRRORED
-from joinery_runtime.job.sql.group_rows import Chosen, order_entry, over_groups, own_column, with_totals
+from joinery_runtime.job.sql.group_rows import Chosen, order_entry, over_groups, tells_window, with_totals
 from joinery_runtime.job.sql.grouping import (
     OF_JOINS,
     Grouping,
@@ -122,8 +122,7 @@ def read_ranking_of_groups(numbering: Numbering, chosen: Chosen, groups: Groupin
     if number is None or len(scope.report.problems) > before:
         return None
     partition, order = number.args.get("partition_by") or [], number.args.get("order")
-    windows = {own for node in partition if (own := own_column(node.unnest(), scope))}
-    if not windows:
+    if not any(tells_window(node.unnest(), scope) for node in partition):
         facts = "groups are numbered in their windows, and a number over all windows would never be the last one"
         scope.report.add(node_position(number), f"{facts}; write {', '.join(WINDOW_COLUMNS)} into PARTITION BY")
     if order is None:
@@ -135,7 +134,7 @@ def read_ranking_of_groups(numbering: Numbering, chosen: Chosen, groups: Groupin
 
     names = []
     for node in partition:
-        if own_column(node.unnest(), scope):
+        if tells_window(node.unnest(), scope):
             continue
         key = over_groups(node.unnest(), chosen, groups, scope)
         if isinstance(key, exp.Column):
@@ -189,6 +188,10 @@ def _read_conditions(conditions: Sequence[exp.Expr], scope: Scope) -> tuple[exp.
                 subject = "one on the event time"
             todo = f"write {subject} into the WHERE of the rows that are numbered, or check it where they are read"
             report.add(at, f"{facts}; {todo}")
+            continue
+        other = next((window for window in condition.find_all(exp.Window) if window.find(*FUNCTIONS_OF_ROWS)), None)
+        if limits is None and other is not None:
+            report.add(at, function_of_rows_problem(other, scope))
             continue
         if limits is None:
             facts = "the number of a row is compared with whole numbers alone, with =, <, <= or BETWEEN"

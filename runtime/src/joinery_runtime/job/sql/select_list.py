@@ -146,6 +146,9 @@ def _instead_of_window(window: exp.Expr, scope: Scope) -> str:
     name = (function.name.upper() or function.sql_name()) if isinstance(function, exp.Func) else ""
     if name in {"ROW_NUMBER", "RANK", "DENSE_RANK"}:
         return _RANKED
+    if isinstance(function, exp.PercentRank | exp.CumeDist | exp.Ntile):
+        todo = f"write {function.sql_name()} over groups, whose number in a window has a bound (rule R10)"
+        return f"{todo}, or {_RANKED.removeprefix('write ')}"
     visible = list(scope.visible.values())
     source, time = (visible[0].table.name, visible[0].table.event_time) if len(visible) == 1 else ("x", "<event time>")
     keys = [key.name for key in window.args.get("partition_by") or [] if isinstance(key, exp.Column)]

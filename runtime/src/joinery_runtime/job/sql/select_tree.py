@@ -18,6 +18,8 @@ groups the groups of another one, with that one, the first."""
 OUTER_NAME, NUMBER_ALIAS, NUMBERED = "joinery.outer", "joinery.alias", "joinery.numbered"
 """Marks a column of a sub-query that tests for a match, whose name means no column of the sub-query's own source; the
 call of ROW_NUMBER for which an alias stands in QUALIFY; and a SELECT that groups rows which a sub-query numbers."""
+TELLS_WINDOW = "joinery.tells"
+"""Marks an expression that has another value for each window of a GROUP BY, such as the date of windows of days."""
 NUMBERED_AGAIN = (
     "groups of rows that ROW_NUMBER numbers are not numbered again in SQL; write deduplicate: {by: [...], within: 1h} "
     "beside sql in place of the inner number"

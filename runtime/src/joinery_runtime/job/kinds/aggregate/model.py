@@ -145,11 +145,12 @@ class Aggregation(Model):
     def columns_by_name(self) -> Mapping[str, str]:
         """The groups, the columns of the window and the aggregates, by the names that they have in the next step or, if
         no `select` renames them, in the output: a group loses its input's."""
-        names = [*self.group_by, *self.form.columns, *(aggregate.as_ for aggregate in self.aggregates)]
         computed = {column.as_ for column in self.compute}
-        return {
-            name if name in computed or (ref := parse_reference(name)) is None else ref.column: name for name in names
+        groups = {
+            name if name in computed or (ref := parse_reference(name)) is None else ref.column: name
+            for name in self.group_by
         }
+        return groups | {name: name for name in (*self.form.columns, *(call.as_ for call in self.aggregates))}
 
     def over_rows(self, expression: str) -> str:
         """Return an expression over groups, aggregates and columns of the window with the names that these have in the
