@@ -87,6 +87,7 @@ class Explained:
     has_having: bool = False  # whether the rows of groups have to meet a condition (G7)
     failed_by: str = ""  # the rule by which what it would be part of has failed, where J1 is not that rule
     misfit: str = ""  # why its group's row is a dead letter (S7), if the row is one without the record as well
+    uncomputed_by: str = ""  # the rule by which a column of a row that was emitted because of it failed, and is NULL
 
     @property
     def unmatched(self) -> bool:
@@ -144,6 +145,7 @@ class Explained:
             "nearest": None if nearest is None else nearest.document(),
             "having": rule_of("g7") if self.fails_having else None,
             "misfit": self.misfit or None,
+            "uncomputed": rule_of(self.uncomputed_by) if self.uncomputed_by else None,
         }
 
     def lines(self) -> Iterator[str]:
@@ -161,6 +163,8 @@ class Explained:
             words = "without a match" if rule == ALONE else "padded"
             padded = f", {words} ({rule_of(rule)})" if rule else ""
             yield f"  epoch {epoch} emitted because of it{padded}: {json.dumps(row)}"
+        if self.uncomputed_by:
+            yield f"  a column of that cannot be computed, and is NULL ({rule_of(self.uncomputed_by)})"
         for epoch, row in _list_rows(self.part_of):
             yield f"  part of what epoch {epoch} emitted, which is the same without it: {json.dumps(row)}"
         for epoch, row in _list_rows(self.prevented):
@@ -403,9 +407,14 @@ class _Comparison:
         without, kept_rows = self._run_without(position)
         reason, detail = self._drop_reason(position, record.epoch, without)
         self._reasons[position] = reason
-        failed_by = misfit = ""
+        failed_by = misfit = uncomputed_by = ""
         misfits = _misfits(self._with) - _misfits(without)
-        if reason == "failed":
+        rows_with, rows_without = _rows_by_epoch(self._with), _rows_by_epoch(without)
+        produced, prevented = _additional_rows(rows_with, rows_without), _additional_rows(rows_without, rows_with)
+        of_groups = len(self._pipeline.last.sides) == 1
+        if reason == "failed" and of_groups and produced and not misfits:
+            reason, self._reasons[position], uncomputed_by = None, None, self._failure_rule
+        elif reason == "failed":
             failed_by, detail = ("s7", min(misfits)) if misfits else (self._failure_rule, detail)
         elif reason is None and misfits:
             misfit = min(misfits)
@@ -413,8 +422,6 @@ class _Comparison:
         for part, ts, *_ in (self._kept_joined_rows - kept_rows).elements():
             waiting_times.setdefault(part, []).append(ts)
         self.waiting_times[position] = waiting_times
-        rows_with, rows_without = _rows_by_epoch(self._with), _rows_by_epoch(without)
-        produced, prevented = _additional_rows(rows_with, rows_without), _additional_rows(rows_without, rows_with)
         part_of = {} if reason is not None else _additional_rows(self._rows_with(record), produced)
         description, padded = description_of(self._pipeline.last), dict[int, Mapping[str, str]]()
         if isinstance(description, JoinDescription) and (rules := description.unmatched_by) is not None:
@@ -428,9 +435,10 @@ class _Comparison:
             prevented,
             padded,
             part_of,
-            has_having=len(self._pipeline.last.sides) == 1 and self._pipeline.last.filter is not None,
+            has_having=of_groups and self._pipeline.last.filter is not None,
             failed_by=failed_by,
             misfit=misfit,
+            uncomputed_by=uncomputed_by,
         )
 
     def reason(self, position: RecordPosition, epoch: int) -> str | None:
