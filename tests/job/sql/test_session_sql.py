@@ -233,7 +233,7 @@ REFUSED = [
     (counted(f"user_id, user_id, {SESSION}"), "is grouped by twice; keep one"),
     (counted(f"user_id, SUM(qty), {SESSION}"), "`SUM(qty)`: is computed over many rows, and a group is known of each"),
     (counted(f"CUBE(user_id), {SESSION}"), "`GROUP BY`: a job has one set of groups"),
-    (counted("ALL"), "`GROUP BY`: groups are columns and expressions with commas between them"),
+    (counted("ALL"), "`GROUP BY`: nothing says which rows are of one session"),
     (counted(f"usr, {SESSION}"), "no input has a column 'usr' (did you mean 'user_id'?)"),
     (f"SELECT user_id FROM clicks {GROUPED} HAVING page = 'x'", "`page`: is not in GROUP BY, and a group holds many"),
     (f"SELECT user_id FROM clicks {GROUPED} ORDER BY user_id", "`ORDER BY`: is not supported: sessions are emitted"),

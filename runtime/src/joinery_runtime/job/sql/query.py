@@ -271,10 +271,8 @@ def _read_groups(group: exp.Expr, parsed: Parsed, report: Report) -> tuple[exp.E
         node for node in group.expressions if isinstance(node, exp.Cube | exp.Rollup | exp.GroupingSets | exp.Tuple)
     ]
     if more or sets:
-        problem = "groups are columns and expressions with commas between them; write only these"
-        if more != ["all"]:
-            facts = "a job has one set of groups, so GROUPING SETS, ROLLUP and CUBE are not supported"
-            problem = f"{facts}; write a job for each set, or group by all the columns"
+        facts = "a job has one set of groups, so GROUPING SETS, ROLLUP and CUBE are not supported"
+        problem = f"{facts}; write a job for each set, or group by all the columns"
         report.add(parsed.position_of("GROUP BY"), problem)
     groups = [node for node in group.expressions if node not in sets]
     # The columns of sets count as groups, so that nothing else is said about them.
