@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import psutil
 
+from joinery_runtime.hosts.daemon_fork import PROCESS_NAME as DAEMON_NAME
+
 _PR_SET_CHILD_SUBREAPER = 36
 _LIST_EVERY_SECONDS = 1.0
 
@@ -43,7 +45,9 @@ def kind_of(name: str, words: Sequence[str]) -> str:
         return BROKER if "kafka.Kafka" in words else JAVA
     if name in _POSTGRES_PROGRAMS:
         return POSTGRES
-    is_worker = any(word.endswith(("worker_daemon", "pyspark.daemon", "pyspark.worker")) for word in words)
+    is_worker = name == DAEMON_NAME or any(
+        word.endswith(("worker_daemon", "pyspark.daemon", "pyspark.worker")) for word in words
+    )
     return WORKERS if is_worker else DRIVER
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from e2e.jobs import Job, order, payment, produce, unbounded_job
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_runtime.hosts.daemon_fork import PROCESS_NAME
 from joinery_runtime.state.postgres import PostgresStore
 
 pytestmark = pytest.mark.services
@@ -57,6 +58,11 @@ def test_a_signal_ends_the_job_in_order(
         try:
             lines = _events(driver)
             last = _feed_until_epochs(job, lines, 3)
+            forks = [
+                child for child in psutil.Process(driver.pid).children(recursive=True) if name_of(child) == PROCESS_NAME
+            ]
+            if how != "SIGTERM while Spark starts":
+                assert len(forks) == 3, "a fork of the driver is the daemon, and has a worker"
             if how == "Ctrl-C to everybody in the terminal":
                 os.killpg(driver.pid, signal.SIGINT)
             else:
@@ -68,6 +74,7 @@ def test_a_signal_ends_the_job_in_order(
     assert events[-1]["event"] == "ended"
     assert events[-1]["reason"] == "stopped"
     assert log.read_text() == ""
+    assert psutil.wait_procs(forks, timeout=60)[1] == []
     store = PostgresStore(postgres_dsn, "graceful_stop")
     record = store.record(job.name)
     store.close()

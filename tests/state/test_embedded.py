@@ -73,7 +73,9 @@ def test_the_last_user_stops_the_server(tmp_path: Path) -> None:
 
 
 def test_a_server_that_was_started_ahead_is_the_next_users_and_stops_after_both(tmp_path: Path) -> None:
-    with start_ahead(tmp_path):
+    with start_ahead(tmp_path) as server:
+        assert server.settled.wait(60)
+        assert server.thread.is_alive(), "it waits for the end of the block"
         with embedded_postgres(tmp_path) as dsn, psycopg.connect(dsn) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
         assert runs(tmp_path), "who started it still holds it"
@@ -83,8 +85,9 @@ def test_a_server_that_was_started_ahead_is_the_next_users_and_stops_after_both(
 def test_the_user_is_told_why_a_start_ahead_has_failed(tmp_path: Path) -> None:
     refused = tmp_path / "a\nb"
     refusal = pytest.raises(EnvironmentProblem, match="cannot keep its data")
-    with start_ahead(refused), refusal, embedded_postgres(refused):
+    with start_ahead(refused) as server, refusal, embedded_postgres(refused):
         raise AssertionError("it started")
+    assert server.settled.is_set()
 
 
 def test_a_folder_that_cannot_be_made_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,13 +153,14 @@ def run(
     job = load_job(job_file)
     # A new server takes as long as the engine's modules do.
     embedded = job.spec.state_store.kind == "embedded"
-    with sigterm_stops(), start_ahead(embedded_directory()) if embedded else nullcontext():
+    with sigterm_stops(), start_ahead(embedded_directory()) if embedded else nullcontext() as server:
         stored_by(job, job_file)
-        from joinery_runtime.cli.run import check_master, run_command  # noqa: PLC0415
+        from joinery_runtime.cli.run import check_master, run_command, share_imports  # noqa: PLC0415
 
         if not local:
             check_master(job, job_file, master)
-        with with_line(job, job_file), imported_files(py_files) as copies:
+        shared = nullcontext() if local else share_imports(job, master, server)
+        with shared, with_line(job, job_file), imported_files(py_files) as copies:
             return run_command(
                 job, master, status_port, status_host, stalled_after_ms, once=once, local=local, py_files=copies
             )

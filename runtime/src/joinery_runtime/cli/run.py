@@ -16,14 +16,22 @@ from joinery_runtime.cli.ending import Outcome, Stopped
 from joinery_runtime.cli.progress import THIS_PROCESS, open_progress
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.errors import JobError
+from joinery_runtime.hosts import worker_daemon
+from joinery_runtime.hosts.daemon_fork import daemon_fork
 from joinery_runtime.hosts.java_process import kill_starts
 from joinery_runtime.hosts.placement import master_of, runs_under_spark_submit, stop_with_spark_submit
 from joinery_runtime.hosts.run import run_job
+from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.shared_memory import check_memory_store
+from joinery_runtime.hosts.spark_security import is_local
 from joinery_runtime.hosts.status.board import Board, Liveness
 from joinery_runtime.hosts.status.server import serve_status
 from joinery_runtime.hosts.status.snapshot import JobDescription
+from joinery_runtime.hosts.worker_builder import load_kernels
 from joinery_runtime.job import Job, located
+from joinery_runtime.state.embedded import StartAhead
+
+_SERVER_SECONDS = 5.0  # a new embedded Postgres takes two
 
 
 def run_command(
@@ -70,6 +78,24 @@ def run_command(
         stopped = signals.stop.is_set()
         progress.show_end("stopped" if stopped else "once" if once else "inputs")
     return "stopped" if stopped else "finished"
+
+
+@contextmanager
+def share_imports(job: Job, master: str | None, server: StartAhead | None) -> Iterator[None]:
+    """Fork this process for Spark's workers, where these run on this machine and in Spark's driver, so that they need
+    not import again what this process has imported. Nothing of the user's is imported yet. A `server` that does not
+    settle in time has a thread that may hold anything, so then there is no fork."""
+    if runs_under_spark_submit() or not is_local(master_of(job.spec.spark.conf, master)):
+        yield
+        return
+    # What this process needs anyway, and mostly while the server starts.
+    worker_daemon.load()
+    load_kernels(job.inputs)
+    if server is not None and not server.settled.wait(_SERVER_SECONDS):
+        yield
+        return
+    with scratch_folder("daemon") as folder, daemon_fork(folder, None if server is None else server.thread):
+        yield
 
 
 def check_master(job: Job, job_file: Path, master: str | None) -> None:

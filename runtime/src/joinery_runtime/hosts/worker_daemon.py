@@ -1,5 +1,6 @@
 """PySpark's daemon, which loads a worker's imports before it forks workers. Otherwise each worker would spend two
-seconds on them, and the first epoch of a job would wait for that.
+seconds on them, and the first epoch of a job would wait for that. Where the driver has made a fork for this purpose
+(`hosts.daemon_fork`), nothing is loaded here: the fork becomes the daemon.
 
 PySpark imports nothing before it forks, because threads that a library starts do not survive a fork. pyarrow and polars
 start some when they are imported: those of jemalloc, which handles forks and starts them again, and one of polars that
@@ -10,9 +11,12 @@ libraries start with their first use.
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import sys
 from pathlib import PurePath
+
+from joinery_runtime.hosts.daemon_fork import ADDRESS, hand_over
 
 
 def load() -> None:
@@ -34,6 +38,13 @@ def _is_archive_of_spark(entry: str) -> bool:
 
 
 def main() -> None:
+    address = os.environ.pop(ADDRESS, None)
+    if address is None or not hand_over(address):
+        serve()
+
+
+def serve() -> None:
+    """Load what is missing, and fork workers until Spark ends this process."""
     gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the start
     load()
     # Freezes objects before a fork: a worker's garbage collector would write to, and so copy, the pages shared with the

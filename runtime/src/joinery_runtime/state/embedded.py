@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from joinery_runtime.errors import EnvironmentProblem, NoRoom, says_full
@@ -39,24 +40,37 @@ def embedded_directory() -> Path:
     return Path(os.environ.get("JOINERY_HOME", Path.home() / ".joinery")) / "postgres"
 
 
+@dataclass(frozen=True, slots=True)
+class StartAhead:
+    """A start of the server in a `thread`. Once it is `settled`, the server runs or does not start, and the thread only
+    waits for the end of the block."""
+
+    thread: threading.Thread
+    settled: threading.Event
+
+
 @contextmanager
-def start_ahead(directory: Path) -> Iterator[None]:
+def start_ahead(directory: Path) -> Iterator[StartAhead]:
     """Start the server in a thread while the caller does something else. If the server does not start, the caller gets
     the error when it opens the server itself. Leaving the block does not wait for a server that is recovering."""
-    over = threading.Event()
+    over, settled = threading.Event(), threading.Event()
 
     def pause(seconds: float) -> None:
         if over.wait(seconds):
             raise _Abandoned
 
     def hold_open() -> None:
-        with suppress(EnvironmentProblem, _Abandoned), embedded_postgres(directory, pause):
-            over.wait()
+        try:
+            with suppress(EnvironmentProblem, _Abandoned), embedded_postgres(directory, pause):
+                settled.set()
+                over.wait()
+        finally:
+            settled.set()
 
     thread = threading.Thread(target=hold_open, name="joinery-postgres-start", daemon=True)
     thread.start()
     try:
-        yield
+        yield StartAhead(thread, settled)
     finally:
         over.set()
         thread.join()
