@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,18 @@ def test_a_segment_is_loaded_once_and_mapped_by_every_process_after(tmp_path: Pa
     (other,) = SegmentCache(tmp_path, cast(StateStore, store), "job").get([meta])
     assert other.hash.tolist() == [1, 2, 3]
     assert store.requested_keys == [meta.key]
+
+
+def test_segments_of_an_earlier_process_are_taken_over_and_stay_when_its_folder_goes(tmp_path: Path) -> None:
+    store, earlier = opened(tmp_path / "driver")
+    metas = [add(store, f"left/1-1-0-a/{n}", 1, [n]) for n in range(3)]
+    earlier.get(metas)
+    cache = SegmentCache(tmp_path / "worker", cast(StateStore, store), "job", earlier=tmp_path / "driver")
+    assert [run.hash.tolist() for run in cache.get(metas[:2])] == [[0], [1]]
+    shutil.rmtree(tmp_path / "driver")
+    again = SegmentCache(tmp_path / "worker", cast(StateStore, store), "job", earlier=tmp_path / "driver")
+    assert [run.hash.tolist() for run in again.get(metas)] == [[0], [1], [2]]
+    assert store.requested_keys == [*(meta.key for meta in metas), metas[2].key]
 
 
 def test_what_is_missing_is_read_together_as_far_as_memory_allows(

@@ -120,6 +120,14 @@ def test_epochs_stay_on_spark_however_small_they_are(scene: Scene) -> None:
     assert scene.seen == ["opened", "here 1", "closed", *(f"spark {epoch}" for epoch in range(2, 102))]
 
 
+def test_the_drivers_segments_stay_until_an_epoch_on_spark_has_taken_them_over(scene: Scene) -> None:
+    scene.host = DriverEpochs(scene._here, scene._start, 2, lambda: scene.seen.append("dropped"))
+    scene.host.run(work(1))
+    scene.spark_starts()
+    scene.host.run(work(2))
+    assert scene.seen == ["opened", "here 1", "closed", "spark 2", "dropped"]
+
+
 def test_a_job_that_ends_before_closes_what_is_open(scene: Scene) -> None:
     scene.host.run(work(1))
     scene.host.close()
@@ -215,7 +223,7 @@ def test_the_driver_lets_go_of_readers_and_producers(tmp_path: Path, monkeypatch
     with worker_builder.local_worker(tasks, MemoryStore(), None, tmp_path) as worker:
         worker._parts.inputs.reader("clicks", 0)
     assert closed == ["reader"]
-    with local_host(tasks, MemoryStore(), None, 2):
+    with local_host(tasks, MemoryStore(), None, 2, tmp_path):
         PRODUCERS.put(target, "visits", cast(OwningProducer, Closing(closed, "producer")))
     assert closed == ["reader", "producer"]
     assert PRODUCERS.take(target, "visits") is None

@@ -52,7 +52,8 @@ class _Cached:
 
 
 class SegmentCache:
-    """One process's view of a cache directory, which other processes on the machine may share.
+    """One process's view of a cache directory, which other processes on the machine may share. Files that it lacks are
+    looked for in `earlier`, the directory of a process that ran the job's epochs before.
 
     After a `retain` of any process the files take `max_bytes` at most: the least recently used are deleted first. A
     deleted file takes up space until no process maps it; each process unmaps files in its own `retain`.
@@ -65,9 +66,10 @@ class SegmentCache:
         job: str,
         max_bytes: int = DEFAULT_MAX_BYTES,
         hasher: KeyHash = key_hash,
+        earlier: Path | None = None,
     ) -> None:
         self._directory, self._store, self._job, self._max_bytes = directory, store, job, max_bytes
-        self._hasher = hasher
+        self._hasher, self._earlier = hasher, earlier
         self._open: dict[str, _Cached] = {}
         self._evicted_in: int | None = None
         with explain_full_disk("the cache of the state's segments", directory):
@@ -83,7 +85,7 @@ class SegmentCache:
         runs = dict[str, Run]()
         for segment in segments:
             cached = self._open.get(segment.key)
-            if cached is None and (content := _map_checked(self._path_of(segment.key))) is not None:
+            if cached is None and (content := self._map_file(segment.key)) is not None:
                 cached = self._open[segment.key] = _view_content(segment.epoch, content)
             if cached is not None:
                 runs[segment.key] = cached.run
@@ -98,6 +100,16 @@ class SegmentCache:
                 with suppress(FileNotFoundError):  # another process has evicted the file: the mapping stays valid
                     os.utime(f"{self._directory}/{_file_name(segment.key)}")
         return [runs[s.key] for s in segments]
+
+    def _map_file(self, key: str) -> pa.Buffer | None:
+        """Map the file of a segment. Takes it over from the earlier directory if need be; both then have it."""
+        path = self._path_of(key)
+        content = _map_checked(path)
+        if content is None and self._earlier is not None:
+            with suppress(OSError):  # it is not there either, or the file systems differ: the store has it
+                path.hardlink_to(self._earlier / path.name)
+                content = _map_checked(path)
+        return content
 
     def has(self, key: str) -> bool:
         """Return whether the segment is available without a read from the store."""

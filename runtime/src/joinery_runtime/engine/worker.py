@@ -92,7 +92,8 @@ class InputAccess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What a worker works with. `cache` is a directory of at most `cache_bytes` that it may share with other processes.
+    """What a worker works with. `cache` is a directory of at most `cache_bytes` that it may share with other processes,
+    `earlier_cache` that of the process that ran the job's epochs before, if it is on this machine.
     `ordered` adds ORDER_COLUMNS to output rows, for a writer that knows them; with a `routing`, the rows must have
     them, and go to the shard that writes them. Without `dead_letters` bad records are
     only reported; with them, output rows over the `row_limit` are dead letters, too. `paths_of` lists what a record
@@ -107,6 +108,7 @@ class WorkerParts:
     dead_letters: SinkWriter | None
     cache: Path
     cache_bytes: int = DEFAULT_MAX_BYTES
+    earlier_cache: Path | None = None
     ordered: bool = False
     row_limit: RowLimit | None = None
     routing: RowRouting | None = None
@@ -120,7 +122,9 @@ class Worker:
 
     def __init__(self, parts: WorkerParts) -> None:
         self._parts, self._pipeline = parts, parts.pipeline
-        self._cache = SegmentCache(parts.cache, parts.store, parts.job, parts.cache_bytes, parts.hasher)
+        self._cache = SegmentCache(
+            parts.cache, parts.store, parts.job, parts.cache_bytes, parts.hasher, parts.earlier_cache
+        )
         self._flag_cache = FlagCache(self._cache)
         self._calls = FunctionCalls()
         self._counters = [KeyCounter(step) for step in parts.pipeline.steps]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,6 @@ from joinery_runtime.engine.tasks import LocalHost
 from joinery_runtime.errors import JoineryError, Superseded, Unavailable
 from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.java_process import JavaStart
-from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.worker_builder import TaskWiring, local_worker
 from joinery_runtime.state.store import StateStore
@@ -63,8 +63,9 @@ class DriverEpochs:
     """Implements `engine.driver.Host`. Runs epochs in this process until Spark has started, then on Spark.
 
     `open_local_host` opens the host of this process at the first epoch that needs it; that host is closed when Spark
-    takes over. `spark` is Spark's start, and the next epoch raises an error of that start; None: all epochs run in this
-    process. Both have `cores`, so that plans do not change when Spark takes over.
+    takes over. `drop_cache` removes its segments, once an epoch on Spark has taken over those that it needs. `spark` is
+    Spark's start, and the next epoch raises an error of that start; None: all epochs run in this process. Both have
+    `cores`, so that plans do not change when Spark takes over.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class DriverEpochs:
         open_local_host: Callable[[], AbstractContextManager[Host]],
         spark: BackgroundCall[Host] | None,
         cores: int,
+        drop_cache: Callable[[], object] = lambda: None,
     ) -> None:
         self._open_local_host, self._spark, self.cores = open_local_host, spark, cores
+        self._drop_cache = drop_cache
         self._stack = ExitStack()
         self._local_host: Host | None = None
         self._spark_host: Host | None = None
@@ -95,7 +98,9 @@ class DriverEpochs:
                 return self._run_locally(work)
         self.close()
         self._spark_host = spark.result()
-        return self._spark_host.run(work)
+        outcome = self._spark_host.run(work)
+        self._drop_cache()
+        return outcome
 
     def _run_locally(self, work: EpochWork) -> EpochOutcome:
         if self._local_host is None:
@@ -118,15 +123,14 @@ class DriverEpochs:
 
 @contextmanager
 def local_host(
-    tasks: TaskWiring, store: StateStore, address: PostgresStoreAddress | None, threads: int
+    tasks: TaskWiring, store: StateStore, address: PostgresStoreAddress | None, threads: int, cache: Path
 ) -> Iterator[Host]:
-    """Yield a host in this process. Without an `address`, `store` is the driver's
-    own, in memory."""
+    """Yield a host in this process, whose segments are in the folder `cache`. Without an `address`, `store` is the
+    driver's own, in memory."""
     with ExitStack() as stack:
         if address is not None:
             store = address.connect()
             stack.callback(store.close)
-        cache = stack.enter_context(scratch_folder("segments"))
         host = LocalHost(stack.enter_context(local_worker(tasks, store, address, cache)), threads)
         stack.callback(host.close)
         yield host

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -18,6 +19,7 @@ from joinery_runtime.hosts.driver_epochs import DriverEpochs, SparkStart, local_
 from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.own_secrets import IN_A_POD, lacks_secrets, private_copy, without_secrets
 from joinery_runtime.hosts.placement import EpochPlacement, require_java
+from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, check_memory_store, serve
 from joinery_runtime.hosts.status.board import Board
 from joinery_runtime.hosts.stores import OpenStore
@@ -64,23 +66,28 @@ class RunSpark:
         earlier definition of the job has planned."""
         open_on_spark = partial(self._open_on_spark, wiring, stack, settle=settle)
         if not placement.begins_in_driver:
-            return open_on_spark(JavaStart())
+            return open_on_spark(JavaStart(), None)
+        caches = stack.enter_context(ExitStack())
+        cache = caches.enter_context(scratch_folder("segments"))
         start = None
         if placement.uses_spark:
             require_java()  # before the first epoch, so that nothing is committed without it
-            start = SparkStart(open_on_spark, self._cancel_jobs, settle=settle)
+            start = SparkStart(lambda java: open_on_spark(java, cache), self._cancel_jobs, settle=settle)
             stack.push(start.end)
-        open_here = partial(local_host, wiring.tasks, self._opened.store, self._opened.address, placement.threads)
-        epochs = DriverEpochs(open_here, None if start is None else start.call, placement.cores)
+        store, address = self._opened.store, self._opened.address
+        open_here = partial(local_host, wiring.tasks, store, address, placement.threads, cache)
+        epochs = DriverEpochs(open_here, None if start is None else start.call, placement.cores, caches.close)
         stack.callback(epochs.close)
         return epochs
 
-    def _open_on_spark(self, wiring: Wiring, stack: ExitStack, java: JavaStart, *, settle: bool) -> SparkHost:
+    def _open_on_spark(
+        self, wiring: Wiring, stack: ExitStack, java: JavaStart, cache: Path | None, *, settle: bool
+    ) -> SparkHost:
         from joinery_runtime.hosts.spark import SparkHost  # noqa: PLC0415
         from joinery_runtime.hosts.spark_tasks import WorkerSetup  # noqa: PLC0415
 
         context = self._started_context(wiring, java)
-        build = self.worker_builder(wiring.referring, context.master, stack)
+        build = replace(self.worker_builder(wiring.referring, context.master, stack), earlier_cache=cache)
         finds_late, routes = wiring.pipeline.finds_late_records, wiring.tasks.outputs.routing is not None
         setup = WorkerSetup(
             build.digest,

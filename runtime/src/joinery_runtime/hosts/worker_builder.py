@@ -61,11 +61,13 @@ class TaskWiring:
 class WorkerBuilder:
     """Builds an executor process's worker. The builder pickles and holds no secret: the process looks up secrets that
     `job` refers to, and reads those written in the job itself from `job_file` (None: there are none). `memory` is the
-    store in the driver's memory; None: the job names a Postgres."""
+    store in the driver's memory; None: the job names a Postgres. `earlier_cache` has the segments of epochs that
+    the driver has run on this machine."""
 
     job: Job
     job_file: Path | None
     memory: MemoryStoreAddress | None
+    earlier_cache: Path | None = None
 
     @property
     def digest(self) -> str:
@@ -81,25 +83,29 @@ class WorkerBuilder:
         with_functions(job)  # before the first epoch, so that a module that is missing here ends the start
         load_kernels(job.inputs)  # here, which the first epoch on Spark does not wait for if another one runs meanwhile
         if self.memory is not None:
-            with local_worker(TaskWiring.of(job), self.memory.connect(), None, cache) as worker:
+            with local_worker(TaskWiring.of(job), self.memory.connect(), None, cache, self.earlier_cache) as worker:
                 yield worker
             return
         address = store_address(job)
         with (
             closing(address.connect()) as store,
-            local_worker(TaskWiring.of(job), store, address, cache) as worker,
+            local_worker(TaskWiring.of(job), store, address, cache, self.earlier_cache) as worker,
         ):
             yield worker
 
 
 @contextmanager
 def local_worker(
-    tasks: TaskWiring, store: TaskStore, tables: PostgresStoreAddress | None, cache: Path
+    tasks: TaskWiring,
+    store: TaskStore,
+    tables: PostgresStoreAddress | None,
+    cache: Path,
+    earlier_cache: Path | None = None,
 ) -> Iterator[Worker]:
     """Yield a worker as `worker_of` makes it. At the end closes it, its readers, and the clients with which it has
     written in this thread."""
     inputs = JobInputs(tasks.inputs)
-    with closing(inputs), closing(worker_of(tasks, store, tables, cache, inputs)) as worker:
+    with closing(inputs), closing(worker_of(tasks, store, tables, cache, inputs, earlier_cache)) as worker:
         try:
             yield worker
         finally:
@@ -112,6 +118,7 @@ def worker_of(
     tables: PostgresStoreAddress | None,
     cache: Path,
     inputs: JobInputs | None = None,
+    earlier_cache: Path | None = None,
 ) -> Worker:
     """Return a worker of a job. `tables` is where output tables are; None: there can be none."""
     outputs, dead_letters = tasks.outputs, tasks.outputs.dead_letter_sink()
@@ -129,6 +136,7 @@ def worker_of(
             dead_letters=None if dead_letters is None else dead_letters.writer(),
             cache=cache,
             cache_bytes=cache_bytes(),
+            earlier_cache=earlier_cache,
             hasher=hasher,
             row_limit=outputs.row_limit(),
             ordered=outputs.need_order,
