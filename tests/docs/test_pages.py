@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -60,6 +61,11 @@ def test_the_index_of_decisions_lists_each_once_by_its_title() -> None:
     listed = re.findall(r"^- \[(.*?)\]\((0.*?)\)", (folder / "README.md").read_text(), re.MULTILINE)
     titles = [(page.read_text().partition("\n")[0].removeprefix("# "), page.name) for page in folder.glob("0*.md")]
     assert sorted(listed) == sorted(titles)
+
+
+def test_each_decision_has_a_number_of_its_own() -> None:
+    counts = Counter(path.name[:4] for path in (ROOT / "docs/decisions").glob("0*.md"))
+    assert [number for number, count in counts.items() if count > 1] == []
 
 
 def test_a_link_to_a_decision_follows_its_reason() -> None:

@@ -29,7 +29,7 @@ def to_yaml(document: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.CSafeDumper):
-    """libyaml, with text that no version of YAML takes for anything else (docs/decisions/0133)."""
+    """libyaml, with text that no version of YAML takes for anything else (docs/decisions/0136)."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
