@@ -96,17 +96,36 @@ class HasDeadLettersOnce(HasDeadLetters):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndsItsExecutor(FailingWorker):
-    """The first step of shard 0 takes its executor with it, when its rows are there."""
+class FailsOnce(FailingWorker):
+    """The first step of shard 0 raises the error once, in the named epoch."""
 
     directory: Path
+    epoch: int
+
+    def step(
+        self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str
+    ) -> Iterator[tuple[int, Any]]:
+        if shard == 0 and work.plan.epoch == self.epoch and first_time(self.directory / "failed"):
+            raise self.error
+        return super().step(work, number, shard, blocks, attempt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndsItsExecutor(FailingWorker):
+    """The first step of shard 0 takes its executor with it, when its rows are there: in the first epoch, or in the
+    named one."""
+
+    directory: Path
+    epoch: int | None = None
 
     def step(
         self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str
     ) -> Iterator[tuple[int, Any]]:
         listed = list(blocks)
-        if shard == 0 and first_time(self.directory / "ended"):
+        is_named = self.epoch in (None, work.plan.epoch)
+        if shard == 0 and is_named and first_time(self.directory / "ended"):
             _kill_executor()
+            time.sleep(PATIENCE_S)  # the daemon ends this process too
         return super().step(work, number, shard, listed, attempt)
 
 

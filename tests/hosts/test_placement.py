@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark import SparkContext
 
 from e2e.spark_trace import TASK_CONF
-from hosts.stand_ins import PATIENCE_S, NotesItsPlace
+from hosts.stand_ins import PATIENCE_S, FailingWorker, NotesItsPlace
 from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.messages import EpochWork
@@ -107,3 +109,16 @@ def test_a_new_executor_builds_its_worker_beside_the_epochs(context: SparkContex
     _until(both_took_part)
     built = sorted(path.read_text() for path in tmp_path.glob("built@*"))
     assert built == ["job: build a worker", "job: epoch 7, join"], "the first one in an epoch, the second in none"
+
+
+def test_small_epochs_share_a_job_with_tasks_of_other_machines(context: SparkContext) -> None:
+    """They connect by TLS."""
+    worker = FailingWorker("never", RuntimeError(), 1)
+    host = SparkHost(context, WorkerSetup("series", worker, 1), "shared", has_series=True)
+    with closing(host):
+        for epoch in range(10, 20):
+            plan = replace(WORK.plan, epoch=epoch)
+            assert len(host.run(replace(WORK, plan=plan, is_small=True)).shards) == 2
+    jobs = context.statusTracker().getJobIdsForGroup
+    assert [len(jobs(f"shared epoch {epoch}")) for epoch in range(10, 20)] == [1] + [0] * 9
+    assert len(jobs("shared small epochs from 11")) == 1

@@ -68,8 +68,8 @@ def test_a_host_of_an_earlier_definition_tries_no_task(monkeypatch: pytest.Monke
     """Its workers would show nothing of the job's own."""
     trials = list[Any]()
 
-    host = SimpleNamespace(try_task=print)
-    monkeypatch.setattr("joinery_runtime.hosts.spark.SparkHost", lambda *_: host)
+    host = SimpleNamespace(try_task=print, close=lambda: None)
+    monkeypatch.setattr("joinery_runtime.hosts.spark.SparkHost", lambda *_, **__: host)
     master, context = "spark://there:7077", cast(Any, SimpleNamespace(master="spark://there:7077"))
     wiring = Wiring.of(parse_job(JOB, "visits.yaml"), print)
     with ExitStack() as stack:

@@ -21,6 +21,7 @@ from joinery_runtime.hosts.own_secrets import IN_A_POD, lacks_secrets, private_c
 from joinery_runtime.hosts.placement import EpochPlacement, require_java
 from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, check_memory_store, serve
+from joinery_runtime.hosts.spark_security import is_true
 from joinery_runtime.hosts.status.board import Board
 from joinery_runtime.hosts.stores import OpenStore
 from joinery_runtime.hosts.wiring import Wiring
@@ -53,6 +54,7 @@ class RunSpark:
         self._py_files = py_files
         self._opened, self._stack, self._master, self._stop = opened, stack, master, stop
         self._warn, self._board, self.context = warn, board, context
+        self._is_given = context is not None
         self._memory: MemoryStoreAddress | None = None
         self._watch: SparkWatch | None = None
 
@@ -98,7 +100,10 @@ class RunSpark:
             reads_once=wiring.reads_once,
             repeats_rows=wiring.repeats_rows,
         )
-        host = SparkHost(context, setup, wiring.name, self._warn, wiring.step_titles)
+        # Tasks that stay hold cores, which in a given session others need too. Spark speculates on none of them.
+        has_series = not (self._is_given or is_true(context.getConf().get("spark.speculation") or ""))
+        host = SparkHost(context, setup, wiring.name, self._warn, wiring.step_titles, has_series=has_series)
+        stack.callback(host.close)
         if self._watch is not None:
             self._watch.begin_trial(None if settle else host.try_task)
         return host

@@ -21,6 +21,7 @@ import math
 import os
 import re
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -41,6 +42,7 @@ from joinery_runtime.engine.read_report import read_summary
 from joinery_runtime.engine.tasks import MAX_THREADS, WorkerProcesses, deal_ranges
 from joinery_runtime.engine.tasks import make_outcome as epoch_outcome
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, is_full, no_room, says_full
+from joinery_runtime.hosts.epoch_series import DriverEndpoint, SeriesTask, SmallEpochs
 from joinery_runtime.hosts.exchange_tls import (
     check_admitted,
     encryption_warnings,
@@ -115,13 +117,16 @@ _MOST_IN_PROPERTY = 1 << 20
 """How many characters of an epoch's work its tasks may get as properties, all together. The driver sends each task its
 own; a large one is better sent as part of the stage, which executors get from each other too."""
 
+_LOOK_S = 1.0  # how often a series looks for executors that have come or ended
+
 _SPARKS_FILES = "Spark's own files"
 _LOG = Path(__file__).with_name("log4j2.properties")
 
 
 class SparkHost:
     """Implements `engine.driver.Host` on a Spark context. `warn` is told, once, when rows of co-partitioned inputs go
-    from peer to peer all the same. `steps` are the words for the steps, where Spark shows what runs."""
+    from peer to peer all the same. `steps` are the words for the steps, where Spark shows what runs. With `has_series`,
+    small epochs share a Spark job, whose tasks keep cores between epochs."""
 
     def __init__(
         self,
@@ -130,6 +135,8 @@ class SparkHost:
         job: str,
         warn: Callable[[str], None] = lambda _: None,
         steps: tuple[str, ...] = (),
+        *,
+        has_series: bool = False,
     ) -> None:
         self._context, self._setup, self._warn = context, setup, warn
         self._warned = False
@@ -140,6 +147,12 @@ class SparkHost:
         self._executors = ActiveExecutors(context, lambda _: process_for(setup, 1), self._names)
         self._keeps_jobs: bool | None = None  # unknown before the first epoch of one stage
         self._one_stage: tuple[tuple[str, ...], RepeatedJob] | None = None  # the peers' places, and their job
+        self._small_epochs: SmallEpochs | None = None
+        if has_series:
+            self._small_epochs = SmallEpochs(self._run_series, self._cancel_series, warn, DriverEndpoint.of(context))
+        self._series_group = ""
+        self._locations: list[str] = []  # of the executors that take part, when they were last looked at
+        self._looked_at = 0.0
 
     def run(self, work: EpochWork) -> EpochOutcome:
         epoch = work.plan.epoch
@@ -210,13 +223,11 @@ class SparkHost:
 
     def _collect_outcomes(self, work: EpochWork, setup: WorkerSetup) -> list[object]:
         try:
-            self._names.name_epoch(work.plan.epoch)
-            executors = self._executors.locations()
-            self._cores = self._executors.cores
-            self._processes, _ = _processes_and_threads(self._cores, len(executors))
+            executors, cores = self._look_at_executors()
+            self._processes, _ = _processes_and_threads(cores, len(executors))
             peers = share_out(
                 work,
-                self._cores,
+                cores,
                 len(executors),
                 routes_rows=setup.routes_rows,
                 reads_once=setup.reads_once,
@@ -225,6 +236,13 @@ class SparkHost:
                 setup = replace(setup, collects_letters=True)
             task = PeerTask(setup, work, peers)
             self._warn_of_exchange(work, task.peers)
+            if self._small_epochs is not None:
+                if work.is_small and not work.careful and task.is_one_stage:
+                    results = self._small_epochs.run(task, executors)
+                    if results is not None:
+                        return results
+                self._small_epochs.end()
+            self._names.name_epoch(work.plan.epoch)
             if task.is_one_stage:
                 return self._collect_one_stage(task, executors)
             self._names.bring_work(None)
@@ -243,6 +261,31 @@ class SparkHost:
             raise JoineryError(
                 f"Spark gave up on epoch {work.plan.epoch}", facts=failure_cause(error), todo=_failure_advice(error)
             ) from error
+
+    def _look_at_executors(self) -> tuple[Sequence[str], int]:
+        """Return where the executors are that take part, and their cores. While a series runs, Java is asked once a
+        second: an executor that ends in between ends the series too."""
+        series_runs = self._small_epochs is not None and self._small_epochs.running
+        if not series_runs or time.monotonic() - self._looked_at > _LOOK_S:
+            self._locations, self._cores = self._executors.locations(), self._executors.cores
+            self._looked_at = time.monotonic()
+        return self._locations, self.cores
+
+    def _run_series(self, tasks: SeriesTask, first: PeerTask, executors: Sequence[str]) -> None:
+        """Run the Spark job of a series whose first epoch this is. It ends with the series."""
+        count = first.peers.count
+        self._series_group = self._names.name_series(first.work.plan.epoch)
+        self._name_one_stage(first.peers)
+        collect_rdd(self._distribute_nothing(count, executors).mapPartitionsWithIndex(tasks.run), count)
+
+    def _cancel_series(self) -> None:
+        with suppress(Py4JError, ConnectionError):
+            self._context.cancelJobGroup(self._series_group)
+
+    def close(self) -> None:
+        """End the tasks that wait for epochs."""
+        if self._small_epochs is not None:
+            self._small_epochs.end()
 
     def _warn_of_exchange(self, work: EpochWork, peers: WorkerProcesses) -> None:
         shards, partitions = work.plan.shards, work.plan.co_partitions
@@ -281,12 +324,7 @@ class SparkHost:
 
     def _collect_one_stage(self, task: PeerTask, executors: Sequence[str]) -> list[object]:
         count = task.peers.count
-        if count == 1:
-            self._names.name_full_stage()
-        elif task.peers.co_partitions:
-            self._names.name_full_stage(collects=False)
-        else:
-            self._names.name_first_stage()
+        self._name_one_stage(task.peers)
         if self._keeps_jobs is None:
             self._keeps_jobs = not logs_events(self._context)  # a log would have the property twice for each epoch
         text = OneStageTask.text_of(task) if self._keeps_jobs else None
@@ -299,6 +337,14 @@ class SparkHost:
             self._one_stage = locations, RepeatedJob(tasks, count)
         self._names.bring_work(text)
         return self._one_stage[1].collect()
+
+    def _name_one_stage(self, peers: WorkerProcesses) -> None:
+        if peers.count == 1:
+            self._names.name_full_stage()
+        elif peers.co_partitions:
+            self._names.name_full_stage(collects=False)
+        else:
+            self._names.name_first_stage()
 
     def _distribute_nothing(self, count: int, executors: Sequence[str]) -> RDD[Any]:
         if executors:

@@ -2,6 +2,7 @@
 
     job group     orders-payments epoch 812          to filter by, and to cancel
     description   orders-payments: epoch 812, join
+    description   orders-payments: small epochs from 812, join     of a series (`hosts.epoch_series`)
     stage         orders-payments: read              without the epoch, so that figures can be summed by name
 
 A stage's name is the call site that is set when the RDD that ends it is made: `exchanged_rdd` for what follows through
@@ -47,6 +48,13 @@ class JobNames:
     def name_epoch(self, number: int) -> None:
         """Name the jobs that follow after an epoch."""
         self._set_group(f"{self._job} epoch {number}", f"{self._job}: epoch {number}, {self._kinds}")
+
+    def name_series(self, first: int) -> str:
+        """Name the job that this thread runs next after the small epochs from this one on, and return its group."""
+        self._detailed_in = None  # a thread that has ended may have had the same number
+        group = f"{self._job} small epochs from {first}"
+        self._set_group(group, f"{self._job}: small epochs from {first}, {self._kinds}")
+        return group
 
     def name_other_job(self, doing: str) -> None:
         """Name the jobs that follow after something else than an epoch."""

@@ -378,7 +378,7 @@ def number_problem(call: exp.Expr) -> str:
         facts = "over the groups of a window, a job reads the first row, and those before and behind a row (rule R11)"
         return f"{facts}; write FIRST_VALUE with the reverse ORDER BY, LAG or LEAD"
     facts = "over the groups of a window, a job computes SUM, AVG, MIN, MAX, COUNT(*), ROW_NUMBER, RANK, DENSE_RANK"
-    more = "PERCENT_RANK, CUME_DIST, NTILE, LAG, LEAD and FIRST_VALUE alone (rules R9 to R11)"
+    more = "PERCENT_RANK, CUME_DIST, NTILE, LAG, LEAD and FIRST_VALUE alone (rule R11)"
     return f"{facts}, {more}; write these, or let a second job read the groups, with window_start and window_end"
 
 
