@@ -533,10 +533,11 @@ def _default_settings(master: str, named: Mapping[str, str]) -> dict[str, str]:
     in_our_image = master.startswith("k8s://") and image_archive() is not None  # executors have the driver's image
     # Of other machines nobody here knows which collector their environment names.
     knows_environment = is_on_this_machine(master) or in_our_image
+    # Executors log warnings and errors, with their causes: by default Spark logs some 13 lines for each task, in every
+    # epoch. An archive of the package has no file that Java could read.
+    logging = f"{_log_options('warn')} -Djoinery.spark.causes=full" if _LOG.is_file() else ""
     defaults["spark.executor.defaultJavaOptions"] = (
-        " ".join(filter(None, (_jvm_options("executor", named, _JIT), archive, _executor_log_options())))
-        if knows_environment
-        else _JIT
+        " ".join(filter(None, (_jvm_options("executor", named, _JIT), archive, logging))) if knows_environment else _JIT
     )
     if is_on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
@@ -566,12 +567,6 @@ def _jvm_options(process: Literal["driver", "executor"], named: Mapping[str, str
 
 def _log_options(level: str) -> str:
     return f"-Dlog4j2.configurationFile=file:{_LOG} -Djoinery.spark.log={level}"
-
-
-def _executor_log_options() -> str:
-    """Return the options by which an executor that has the driver's files logs warnings and errors, with what caused
-    them. By default Spark logs some 13 lines for each task, in every epoch."""
-    return f"{_log_options('warn')} -Djoinery.spark.causes=full" if _LOG.is_file() else ""  # not in an archive
 
 
 def _log_level(master: str) -> str:

@@ -183,7 +183,11 @@ class OwningProducer:
         while librdkafka 2.16 waits for a group's coordinator, it ignores time limits. The call's thread and client are
         then abandoned, as those of a call during which a row is rejected; the next attempt takes over the id."""
         seconds = min(_CALL_SECONDS, max(0.1, within_seconds))
-        repeat_call(lambda: self._watch_call(call, seconds), _is_retriable, within_seconds)
+
+        def is_retriable(error: KafkaError) -> bool:
+            return bool(error.retriable()) and not error.txn_requires_abort()
+
+        repeat_call(lambda: self._watch_call(call, seconds), is_retriable, within_seconds)
 
     def _watch_call(self, call: Callable[[float], object], seconds: float) -> None:
         ended: list[BaseException | None] = []
@@ -222,10 +226,6 @@ class OwningProducer:
         if error.code() in DENIED:
             todo = "Allow this user to write with transactional ids, and to read groups, that start with the job's name"
         return self._target.failure(error, self._errors, summary, facts, todo)
-
-
-def _is_retriable(error: KafkaError) -> bool:
-    return bool(error.retriable()) and not error.txn_requires_abort()
 
 
 class Producers:
