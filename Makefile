@@ -44,7 +44,7 @@ $(COMPILED): $(STAMP) $(wildcard runtime/src/joinery_runtime/formats/kernels/*.p
 
 .PHONY: lint
 lint: setup ## style, format, types, import contracts, that only its modules name a kind, and budgets of words
-	@$(MAKE) -j2 --output-sync=target lint-types lint-style
+	@$(MAKE) -j2 lint-types lint-style
 
 .PHONY: lint-types
 lint-types: setup

@@ -23,10 +23,10 @@ import pytest
 from hosts.stand_ins import PATIENCE_S
 from joinery_runtime.hosts import epoch_series
 from joinery_runtime.hosts.epoch_series import (
-    DriverEndpoint,
     Series,
     SeriesAddress,
     SeriesBroken,
+    SeriesEndpoint,
     SeriesTask,
     SmallEpochs,
     TasksMissing,
@@ -48,7 +48,7 @@ class FakeSpark:
 
     task: Task = double
     count: int = 2
-    endpoint: DriverEndpoint | None = None
+    endpoint: SeriesEndpoint | None = None
     now: float = 0.0
     cancelled: Event = field(default_factory=Event)
     ended: Event = field(default_factory=Event)
@@ -76,7 +76,7 @@ class FakeSpark:
 
 @pytest.fixture(params=["on this machine", "elsewhere"])
 def spark(request: pytest.FixtureRequest) -> FakeSpark:
-    return FakeSpark(endpoint=None if request.param == "on this machine" else DriverEndpoint(LOOPBACK, LOOPBACK, 0))
+    return FakeSpark(endpoint=None if request.param == "on this machine" else SeriesEndpoint(LOOPBACK, LOOPBACK, 0))
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -132,7 +132,7 @@ def test_only_the_user_of_the_job_finds_the_socket_of_this_machine() -> None:
 
 
 def test_a_connection_between_machines_is_encrypted_for_this_series_alone() -> None:
-    spark, other = (FakeSpark(endpoint=DriverEndpoint(LOOPBACK, LOOPBACK, 0)) for _ in range(2))
+    spark, other = (FakeSpark(endpoint=SeriesEndpoint(LOOPBACK, LOOPBACK, 0)) for _ in range(2))
     series, others = spark.series(), other.series()
     series.run(pickle.dumps(0))
     others.run(pickle.dumps(0))

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JNetworkError
 
+from joinery_runtime.engine.messages import EpochWork
+from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts import given_spark
 from joinery_runtime.hosts.given_spark import session_context
@@ -91,8 +93,8 @@ def test_an_interrupt_ends_the_spark_job_of_the_epoch() -> None:
 
 def test_an_interrupt_after_which_java_has_no_connection_is_an_interrupt() -> None:
     """PySpark cleans up after the call that was interrupted, and may find no connection left."""
-    context: Any = SimpleNamespace(setJobGroup=interrupted)
-    work: Any = SimpleNamespace(plan=SimpleNamespace(epoch=7))
+    context: Any = SimpleNamespace(master="local[2]", defaultParallelism=2, setJobGroup=interrupted)
+    work = EpochWork(1, EpochPlan(7, 2, (), {}), ())
     setup = WorkerSetup("d", lambda _: nullcontext(context), 1)
     with pytest.raises(KeyboardInterrupt):
         SparkHost(context, setup, "job").run(work)

@@ -426,6 +426,7 @@ def _fail_to_start(
 class LostContext:
     """A context whose Java process was killed."""
 
+    master = "local[2]"
     defaultParallelism = 2  # noqa: N815 - Spark's name
 
     def setJobGroup(self, group: str, description: str) -> None:  # noqa: N802 - Spark's name

@@ -151,7 +151,7 @@ class SeriesTask:
 
 
 @dataclass(frozen=True, slots=True)
-class DriverEndpoint:
+class SeriesEndpoint:
     """Where executors of other machines reach the driver: it listens at `bind`, which they know as `host`."""
 
     host: str
@@ -185,7 +185,7 @@ class Series:
         count: int,
         run_job: Callable[[SeriesAddress], None],
         cancel_job: Callable[[], None],
-        endpoint: DriverEndpoint | None = None,
+        endpoint: SeriesEndpoint | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._count, self._run_job, self._cancel_job, self._clock = count, run_job, cancel_job, clock
@@ -323,7 +323,7 @@ class SmallEpochs:
         run_job: Callable[[SeriesTask, PeerTask, Sequence[str]], None],
         cancel_job: Callable[[], None],
         warn: Callable[[str], None],
-        endpoint: DriverEndpoint | None = None,
+        endpoint: SeriesEndpoint | None = None,
     ) -> None:
         self._run_job, self._cancel_job, self._warn, self._endpoint = run_job, cancel_job, warn, endpoint
         self._series: Series | None = None

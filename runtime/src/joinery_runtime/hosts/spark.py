@@ -42,7 +42,7 @@ from joinery_runtime.engine.read_report import read_summary
 from joinery_runtime.engine.tasks import MAX_THREADS, WorkerProcesses, deal_ranges
 from joinery_runtime.engine.tasks import make_outcome as epoch_outcome
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, is_full, no_room, says_full
-from joinery_runtime.hosts.epoch_series import DriverEndpoint, SeriesTask, SmallEpochs
+from joinery_runtime.hosts.epoch_series import SeriesEndpoint, SeriesTask, SmallEpochs
 from joinery_runtime.hosts.exchange_tls import (
     check_admitted,
     encryption_warnings,
@@ -149,7 +149,7 @@ class SparkHost:
         self._one_stage: tuple[tuple[str, ...], RepeatedJob] | None = None  # the peers' places, and their job
         self._small_epochs: SmallEpochs | None = None
         if has_series:
-            self._small_epochs = SmallEpochs(self._run_series, self._cancel_series, warn, DriverEndpoint.of(context))
+            self._small_epochs = SmallEpochs(self._run_series, self._cancel_series, warn, SeriesEndpoint.of(context))
         self._series_group = ""
         self._locations: list[str] = []  # of the executors that take part, when they were last looked at
         self._looked_at = 0.0
