@@ -289,13 +289,17 @@ class FakeEpochs:
         self.begun: list[int] = []
         self.preferred: list[Sequence[str]] = []
         self.warned: list[str] = []
-        self.answers = True
-        self.epochs = SmallEpochs(self._run_job, lambda: None, self.warned.append)
+        self.answers = self.connects = True
+        self.cancelled = Event()
+        self.epochs = SmallEpochs(self._run_job, self.cancelled.set, self.warned.append)
 
     def _run_job(self, task: SeriesTask, first: PeerTask, executors: Sequence[str]) -> None:
         self.begun.append(first.work.plan.epoch)
         self.preferred.append(executors)
-        if self.answers:
+        if not self.connects:
+            self.cancelled.wait(PATIENCE_S)
+            self.cancelled.clear()
+        elif self.answers:
             FakeSpark(lambda address, peer: address.serve(peer, 0, lambda work: [work[0].plan.epoch])).run(task.address)
 
     def run(self, *epochs: int, executors: Sequence[str] = ("a", "b")) -> list[object]:
@@ -342,15 +346,21 @@ def test_after_a_series_that_broke_ten_epochs_are_jobs(small: FakeEpochs) -> Non
 def test_whoever_runs_the_job_hears_once_that_tasks_do_not_connect(
     small: FakeEpochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch_series, "_CONNECTING_S", 0.01)
+    """Only the third time in a row: an executor may just have ended."""
     monkeypatch.setattr(epoch_series, "_JOBS_AFTER_BREAK", 1)
-    waits = Event()
-    monkeypatch.setattr(small.epochs, "_run_job", lambda *_: waits.wait(PATIENCE_S))
-    monkeypatch.setattr(small.epochs, "_cancel_job", waits.set)
     monkeypatch.setattr(epoch_series, "_ENDING_S", 0.01)
-    small.run(7, 8)
-    waits.clear()
-    small.run(9)
+    small.connects = False
+    with monkeypatch.context() as impatient:
+        impatient.setattr(epoch_series, "_CONNECTING_S", 0.01)
+        assert small.run(7, 8, 9) == [None] * 3
+    small.connects = True
+    assert small.run(10) == [[10, 10]], "two series in a row have been without tasks"
+    assert small.warned == []
+    small.epochs.end()
+    small.connects = False
+    monkeypatch.setattr(epoch_series, "_CONNECTING_S", 0.01)
+    assert small.run(11, 12, 13, 14, 15) == [None] * 5
+    assert small.begun == [8, 9, 10, 11, 12, 13]
     (warning,) = small.warned
     assert "Small epochs are Spark jobs of their own" in warning
     assert "0 of 2 tasks have connected to " in warning

@@ -60,6 +60,10 @@ _TOKEN_BYTES = 32
 _JOBS_AFTER_BREAK = 10
 """After a series that broke, as many epochs are jobs of their own: what broke it may break the next one too."""
 
+_MOST_MISSING = 3
+"""After as many series in a row whose tasks do not connect, no further one begins. A single one says little: an
+executor may just have ended, and its task waits for another."""
+
 
 class SeriesBroken(Exception):
     """The series has ended before it had all results of an epoch."""
@@ -330,6 +334,7 @@ class SmallEpochs:
         self._layout: object = None  # of the series that runs: its tasks and where they are
         self._newest_epoch = 0
         self._jobs_until = 0.0
+        self._missing = 0  # how many series in a row had tasks that did not connect
 
     @property
     def running(self) -> bool:
@@ -356,10 +361,13 @@ class SmallEpochs:
                     self._cancel_job,
                     self._endpoint,
                 )
-            return self._series.run(pickle.dumps(work, pickle.HIGHEST_PROTOCOL))
+            results = self._series.run(pickle.dumps(work, pickle.HIGHEST_PROTOCOL))
+            self._missing = 0
+            return results
         except SeriesBroken as broken:
             self._jobs_until = epoch + _JOBS_AFTER_BREAK
-            lasting = f"{broken}. Let executors reach that address" if isinstance(broken, TasksMissing) else ""
+            self._missing += isinstance(broken, TasksMissing)
+            lasting = f"{broken}. Let executors reach that address" if self._missing == _MOST_MISSING else ""
         except OSError as error:  # of the socket
             lasting = f"{error}. Free the port, or name a folder with a shorter path in TMPDIR"
         self.end()
