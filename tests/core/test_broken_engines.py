@@ -341,7 +341,7 @@ def totals_of_first_rows(patch: Patch) -> None:
 
     def without_totals(ranked: Any) -> np.ndarray:
         kind = ranked._kind
-        ranked._kind = replace(kind, totals=(), ranks=())
+        ranked._kind = replace(kind, totals=(), ordered=())
         first = real(ranked)
         ranked._kind = kind
         return first

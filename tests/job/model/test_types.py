@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from joinery_runtime.job.model import base
 from joinery_runtime.job.model.base import SIMPLE_TYPES, ColumnType, parse_type
 
 
@@ -22,7 +23,10 @@ def test_decimal_carries_precision_and_scale():
         ("decimal(39,2)", "1 <= precision <= 38"),
         ("decimal(5,6)", "0 <= scale <= precision"),
         ("strin", "did you mean 'string'?"),
-        ("int", "'int' is not a column type"),
+        ("int", "'int' is not a column type (write int32)"),
+        ("BIGINT", "(write int64)"),
+        ("varchar(255)", "(write string)"),
+        ("number", "(write double or decimal(p,s))"),
         ("", "types are boolean, int32"),
         ("decimal(5,-1)", "is not a column type"),
         ("decimal(12", 'inside of {...} it needs quotes: type: "decimal(12,2)"'),
@@ -32,6 +36,14 @@ def test_decimal_carries_precision_and_scale():
 def test_refuses_what_is_no_type(text, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         parse_type(text)
+
+
+def test_the_types_of_other_systems_have_one_here():
+    for name in set(base._TYPES_ELSEWHERE.values()) - {"decimal(p,s)", "double or decimal(p,s)"}:
+        assert str(parse_type(name)) == name
+    for name in base._TYPES_ELSEWHERE:
+        with pytest.raises(ValueError, match=re.escape(f"(write {base._TYPES_ELSEWHERE[name]})")):
+            parse_type(name)
 
 
 def test_simple_types_take_no_precision():

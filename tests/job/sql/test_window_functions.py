@@ -63,6 +63,16 @@ SAME = [
         "SELECT country, window_start, COUNT(*) AS n FROM orders GROUP BY country, window_start, window_end",
         f"HOP(ts, {QUARTER}, {HOUR})",
     ),
+    (of_flink(f"TUMBLE(TABLE (SELECT * FROM orders), DESCRIPTOR(ts), {HOUR})"), f"TUMBLE(ts, {HOUR})"),
+    (of_flink(f"TUMBLE(DATA => TABLE orders, TIMECOL => DESCRIPTOR(ts), SIZE => {HOUR})"), f"TUMBLE(ts, {HOUR})"),
+    (
+        of_flink(f"HOP(SIZE => {HOUR}, DATA => TABLE orders, TIMECOL => DESCRIPTOR(ts), slide => {QUARTER})"),
+        f"HOP(ts, {QUARTER}, {HOUR})",
+    ),
+    (
+        of_flink(f"SESSION(DATA => TABLE orders PARTITION BY country, TIMECOL => DESCRIPTOR(ts), GAP => {HOUR})", CAP),
+        f"SESSION(ts, {HOUR})",
+    ),
     # Spark
     (counted("orders", "country, window(ts, '1 hour')"), f"TUMBLE(ts, {HOUR})"),
     (counted("orders", "country, WINDOW(ts, '1 hour', '15 minutes')"), f"HOP(ts, {QUARTER}, {HOUR})"),
@@ -70,6 +80,11 @@ SAME = [
     (counted("orders", "country, session_window(ts, '1 hours')", CAP), f"SESSION(ts, {HOUR})"),
     (
         "SELECT country, window.start AS window_start, COUNT(*) AS n FROM orders "
+        "GROUP BY window(ts, '1 hour'), country",
+        f"TUMBLE(ts, {HOUR})",
+    ),
+    (
+        "SELECT country, window(ts, '1 hour').start AS window_start, COUNT(*) AS n FROM orders "
         "GROUP BY window(ts, '1 hour'), country",
         f"TUMBLE(ts, {HOUR})",
     ),
@@ -220,6 +235,15 @@ def test_the_job_is_that_of_the_fields() -> None:
         (of_flink(f"TUMBLE(TABLE orders, DESCRIPTOR(amount), {HOUR})"), "the eventTime of 'orders' is ts"),
         (of_flink("TUMBLE(TABLE orders, DESCRIPTOR(ts))"), "takes the event time and an INTERVAL"),
         (of_flink(f"TUMBLE(TABLE order, DESCRIPTOR(ts), {HOUR})"), "did you mean 'orders'?"),
+        (
+            of_flink(f"TUMBLE(DATA => TABLE orders, TIMECOL => DESCRIPTOR(ts), OFFSET => {HOUR})"),
+            "the arguments of TUMBLE are DATA, TIMECOL, SIZE, OFFSET, and here it has DATA, TIMECOL, OFFSET",
+        ),
+        (of_flink(f"TUMBLE(TABLE orders, DESCRIPTOR(ts), SIZE => {HOUR})"), "name each of them, or none"),
+        (
+            "SELECT window, COUNT(*) AS n FROM orders GROUP BY window(ts, '1 hour')",
+            "a window is two columns; write window.start and window.end",
+        ),
         (counted("orders", "country, window(ts, 'often')"), "INTERVAL"),
         (
             counted("orders", "country, DATE_TRUNC('month', ts)"),

@@ -43,6 +43,20 @@ MAX_PRECISION = 38  # the most that Arrow's decimal128 and Spark hold
 
 _DECIMAL_TYPE = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
 _NESTED_TYPES = ("array", "list", "struct", "map", "object", "record", "row", "variant")
+_TYPES_ELSEWHERE = {
+    **dict.fromkeys(("tinyint", "smallint", "short", "int", "integer", "int16", "int4"), "int32"),
+    **dict.fromkeys(("long", "bigint", "uint32", "serial", "bigserial"), "int64"),
+    **dict.fromkeys(("real", "float4", "float32"), "float"),
+    **dict.fromkeys(("float8", "float64", "double precision"), "double"),
+    **dict.fromkeys(("text", "varchar", "char", "character varying", "str", "uuid", "enum"), "string"),
+    **dict.fromkeys(("bytes", "bytea", "varbinary", "blob"), "binary"),
+    **dict.fromkeys(("datetime", "timestamptz", "timestamp_ltz", "timestamp_ntz"), "timestamp"),
+    **dict.fromkeys(("numeric", "bigdecimal"), "decimal(p,s)"),
+    "number": "double or decimal(p,s)",
+    **dict.fromkeys(("bool", "bit"), "boolean"),
+    "jsonb": "json",
+}
+"""The types of other systems, and those of a column that hold their values. A length in brackets is left out."""
 _ALLOWED_TYPES = f"types are {', '.join(SIMPLE_TYPES)} and decimal(p,s)"
 
 
@@ -57,7 +71,10 @@ class ColumnType:
     def __post_init__(self) -> None:
         if self.name not in (*SIMPLE_TYPES, "decimal"):
             hint = suggestion(self.name, [*SIMPLE_TYPES, "decimal"])
-            if re.fullmatch(r"decimal\(\s*\d+\s*", self.name):
+            elsewhere = _TYPES_ELSEWHERE.get(self.name.lower().partition("(")[0].strip())
+            if elsewhere is not None:
+                hint = f" (write {elsewhere})"
+            elif re.fullmatch(r"decimal\(\s*\d+\s*", self.name):
                 hint = ' (inside of {...} it needs quotes: type: "decimal(12,2)")'
             elif self.name.lower().startswith(_NESTED_TYPES):
                 hint = (

@@ -27,6 +27,7 @@ from joinery_runtime.job.sql.derived import Columns, EventTimes
 from joinery_runtime.job.sql.report import JOINS, Form, Report, column_at, node_position
 from joinery_runtime.job.sql.select_tree import TELLS_WINDOW, without_inputs
 from joinery_runtime.job.sql.window_functions import (
+    ARGUMENTS,
     FUNCTION_COLUMNS,
     SPARK,
     TABLE_FUNCTIONS,
@@ -74,7 +75,7 @@ def common_tokens(tokens: Sequence[Token]) -> Iterator[Token]:
             yield _token_like(token, TokenType.AND, "AND")
         elif keyword(tokens, i) == "PARTITION BY" and keyword(tokens, i - 2) == "TABLE" and i > 1:
             behind = range(i, len(tokens) - 1)
-            partition_end = next((at for at in behind if keyword(tokens, at + 1) == "DESCRIPTOR"), -1)
+            partition_end = next((at for at in behind if keyword(tokens, at + 1) in {"DESCRIPTOR", "TIMECOL"}), -1)
             yield _token_like(token, TokenType.COMMA, ",")
             yield _token_like(token, TokenType.VAR, _PARTITION)
             yield _token_like(token, TokenType.L_PAREN, "(")
@@ -376,6 +377,7 @@ def _rewrite_sources(query: exp.Select, report: Report) -> None:
     clauses = [query.args.get("from_"), *(query.args.get("joins") or [])]
     calls = [call for clause in clauses if clause is not None and (call := call_in(clause.this)) is not None]
     for call in calls:
+        _order_arguments(call, report)
         _take_partition(call, query, report)
         table, time = [*call.expressions, None, None][:2]
         if isinstance(table, exp.Column | exp.Subquery) and isinstance(time, exp.Column):
@@ -390,6 +392,21 @@ def _rewrite_sources(query: exp.Select, report: Report) -> None:
         if len(bounds) == 1 and tells_other:
             (other,) = {*WINDOW_COLUMNS} - {bounds[0].name}
             group.append("expressions", exp.column(other))
+
+
+def _order_arguments(call: exp.Anonymous, report: Report) -> None:
+    """Put arguments with names, as in `SIZE => INTERVAL '1' HOUR`, in the order in which they stand without names."""
+    named = {node.name.upper(): node.expression for node in call.expressions if isinstance(node, exp.Kwarg)}
+    if not named:
+        return
+    names = ARGUMENTS[function_name(call)]
+    others = [node for node in call.expressions if not isinstance(node, exp.Kwarg)]
+    positional = [node for node in others if function_name(node) != _PARTITION]
+    if positional or {*named} != {*names[: len(named)]}:
+        facts = f"the arguments of {function_name(call)} are {', '.join(names)}, and here it has {', '.join(named)}"
+        todo = "name each of them, or none; only OFFSET may be left out"
+        report.add(node_position(call), f"{facts}; {todo}")
+    call.set("expressions", [*(named[name] for name in names if name in named), *others])
 
 
 def _compare_ends(join: exp.Join) -> None:

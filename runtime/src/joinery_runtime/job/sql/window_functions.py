@@ -1,10 +1,11 @@
 """Windows as other systems write them, as the functions of GROUP BY that `grouping` reads.
 
 * Flink: `FROM TABLE(TUMBLE(TABLE t, DESCRIPTOR(ts), <lengths>)) GROUP BY ..., window_start, window_end`, also with HOP,
-  CUMULATE and SESSION, over an input, a query of WITH or a sub-query: `GROUP BY ..., TUMBLE(ts, <lengths>)`; the same
-  in PARTITION BY of ROW_NUMBER, and around a sub-query or a query of WITH that reads the function;
+  CUMULATE and SESSION, over an input, a query of WITH or a sub-query, and with arguments by name, as in `SIZE => ...`:
+  `GROUP BY ..., TUMBLE(ts, <lengths>)`; the same in PARTITION BY of ROW_NUMBER, and around a sub-query or a query of
+  WITH that reads the function;
 * Spark: `GROUP BY window(ts, '1 minute')`, also with a slide and a start, and `session_window(ts, '5 minutes')`, and
-  their columns `window.start` and `window.end`;
+  their columns `window.start` and `window.end`, also as `window(ts, '1 minute').start`;
 * `SELECT DISTINCT` with a column of the windows: GROUP BY all that is selected.
 """
 
@@ -21,7 +22,14 @@ from joinery_runtime.job.sql.clauses import keyword
 from joinery_runtime.job.sql.report import Report, node_position
 from joinery_runtime.job.sql.select_tree import REJECTED
 
-TABLE_FUNCTIONS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
+ARGUMENTS = {
+    "TUMBLE": ("DATA", "TIMECOL", "SIZE", "OFFSET"),
+    "HOP": ("DATA", "TIMECOL", "SLIDE", "SIZE", "OFFSET"),
+    "CUMULATE": ("DATA", "TIMECOL", "STEP", "SIZE", "OFFSET"),
+    "SESSION": ("DATA", "TIMECOL", "GAP"),
+}
+"""Flink's table functions, and the names of their arguments in order."""
+TABLE_FUNCTIONS = tuple(ARGUMENTS)
 SPARK = {"WINDOW": "window", "SESSION_WINDOW": "session_window"}
 _PARTS = {"start": WINDOW_COLUMNS[0], "end": WINDOW_COLUMNS[1]}
 FUNCTION_COLUMNS = (*WINDOW_COLUMNS, "window_time")
@@ -31,13 +39,20 @@ _EXAMPLE = "TABLE(TUMBLE(TABLE <input>, DESCRIPTOR(<event time>), INTERVAL '1' H
 
 def readable_tokens(tokens: Sequence[Token]) -> Iterator[Token]:
     """Make SESSION and WINDOW before a bracket the names of functions, instead of sqlglot's keywords, and take off
-    TABLE before the name in Flink's table functions."""
+    TABLE before the name or the sub-query in Flink's table functions."""
     for i, token in enumerate(tokens):
         word, following = keyword(tokens, i), keyword(tokens, i + 1)
         if word in {"SESSION", "WINDOW"} and following == "(":
             yield Token(TokenType.VAR, token.text, line=token.line, col=token.col, start=token.start, end=token.end)
-        elif not (word == "TABLE" and keyword(tokens, i - 1) == "(" and following != "(" and i):
+        elif not (word == "TABLE" and i and _is_argument(tokens, i)):
             yield token
+
+
+def _is_argument(tokens: Sequence[Token], i: int) -> bool:
+    """Say whether TABLE is a word before an argument, not the function around Flink's table functions."""
+    before = keyword(tokens, i - 1)
+    is_first = before == "(" and (keyword(tokens, i + 1) != "(" or keyword(tokens, i - 2) in ARGUMENTS)
+    return is_first or before == "=>"
 
 
 def rewrite_windows(select: exp.Select, report: Report) -> None:
@@ -46,7 +61,7 @@ def rewrite_windows(select: exp.Select, report: Report) -> None:
     for query in reversed([*select.find_all(exp.Select)]):  # inner ones first
         _unwrap_function(query)
     for query in select.find_all(exp.Select):
-        _rewrite_spark(query)
+        _rewrite_spark(query, report)
         _group_distinct(query)
         _rewrite_flink(query, report)
 
@@ -54,9 +69,12 @@ def rewrite_windows(select: exp.Select, report: Report) -> None:
 # --- Spark ------------------------------------------------------------------------------------------------------------
 
 
-def _rewrite_spark(query: exp.Select) -> None:
+def _rewrite_spark(query: exp.Select, report: Report) -> None:
     group = query.args.get("group")
     calls = [node for node in group.expressions if function_name(node) in SPARK] if group is not None else []
+    for part in [*query.find_all(exp.Dot)] if calls else ():
+        if part.this in calls and part.name in _PARTS:
+            part.replace(exp.column(_PARTS[part.name]))
     for call in calls:
         times, lengths = call.expressions[:1], [text_length(node) or node for node in call.expressions[1:]]
         if function_name(call) == "SESSION_WINDOW":
@@ -72,6 +90,10 @@ def _rewrite_spark(query: exp.Select) -> None:
         for column in [*query.find_all(exp.Column)]:
             if column.table.lower() in SPARK.values() and column.name in _PARTS:
                 _name_column(column, _PARTS[column.name])
+            elif column.name.lower() in SPARK.values() and column not in group.expressions and not column.table:
+                window = column.name
+                report.add(node_position(column), f"a window is two columns; write {window}.start and {window}.end")
+                column.meta[REJECTED] = True
 
 
 def is_text(node: exp.Expr) -> bool:
