@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
@@ -191,10 +191,70 @@ def test_an_attempt_that_spark_repeats_ends_the_series(spark: FakeSpark) -> None
 
 
 def test_a_job_that_ends_before_its_tasks_connect_is_not_waited_for(spark: FakeSpark) -> None:
+    """Its tasks found nobody at the address: a host that is not known there, or a port that rejects them."""
     series = Series(2, lambda _: None, spark.cancelled.set)
-    with pytest.raises(SeriesBroken, match="it had ended"):
+    with pytest.raises(TasksMissing, match="0 of 2 tasks have connected"):
         series.run(pickle.dumps(1))
     series.end()
+
+
+def test_a_wait_for_tasks_is_no_pause(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epoch_series, "_POLL_S", 0.01)
+    looks = Event()
+    accept = socket.socket.accept
+
+    def look(listener: socket.socket) -> Any:
+        if spark.now:
+            looks.set()  # after the driver has looked at the clock again
+        return accept(listener)
+
+    def connect_late(address: SeriesAddress, peer: int) -> None:
+        spark.now = 6.0
+        assert looks.wait(PATIENCE_S)
+        double(address, peer)
+
+    monkeypatch.setattr(socket.socket, "accept", look)
+    spark.task = connect_late
+    series = spark.series()
+    assert series.run(pickle.dumps(4)) == [(0, 8), (1, 8)]
+    series.end()
+
+
+def test_strangers_that_say_nothing_keep_no_task_out(spark: FakeSpark) -> None:
+    with ExitStack() as strangers:
+
+        def connect_behind_strangers(address: SeriesAddress, peer: int) -> None:
+            for _ in range(20):
+                if isinstance(address.endpoint, str):
+                    stranger = strangers.enter_context(socket.socket(socket.AF_UNIX))
+                    stranger.connect(address.endpoint)
+                else:
+                    strangers.enter_context(socket.create_connection(address.endpoint))
+            double(address, peer)
+
+        spark.task = connect_behind_strangers
+        series = spark.series()
+        assert series.run(pickle.dumps(4)) == [(0, 8), (1, 8)]
+        series.end()
+    assert spark.ended.is_set()
+    assert not spark.cancelled.is_set()
+
+
+def test_an_epoch_without_an_end_ends_the_series(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost task may wait for the core of another one of the series, which waits for work."""
+    monkeypatch.setattr(epoch_series, "_LONGEST_EPOCH_S", 0.1)
+
+    def hang(n: int) -> list[int]:
+        spark.cancelled.wait(PATIENCE_S)
+        return [n]
+
+    spark.task = lambda address, peer: address.serve(peer, 0, hang if peer else lambda n: [n])
+    monkeypatch.setattr(epoch_series, "_ENDING_S", 0.1)
+    series = spark.series()
+    with pytest.raises(SeriesBroken, match="timed out"):
+        series.run(pickle.dumps(1))
+    series.end()
+    assert spark.ended.wait(PATIENCE_S)
 
 
 def test_tasks_that_do_not_connect_are_cancelled(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:

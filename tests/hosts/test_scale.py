@@ -27,6 +27,8 @@ class Cluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, executors: int) -> None:
         self.master, self.executors, self.requests = "k8s://here", executors, 0
+        self.had_tasks_ended = list[bool]()  # at each request
+        self._tasks_ended = False
         monkeypatch.setattr(
             "joinery_runtime.hosts.executors.executor_ids", lambda _: [str(n) for n in range(self.executors)]
         )
@@ -34,6 +36,11 @@ class Cluster:
 
     def request(self, _: object, count: int) -> None:
         self.executors, self.requests = count, self.requests + 1
+        self.had_tasks_ended.append(self._tasks_ended)
+        self._tasks_ended = False
+
+    def end_tasks(self) -> None:
+        self._tasks_ended = True
 
     def getConf(self) -> dict[str, str]:  # noqa: N802 - Spark's name
         return {"spark.executor.instances": str(self.executors)}
@@ -59,7 +66,9 @@ class Follower:
         listener = JobListener(nothing, nothing, nothing, warned=self.said.append, scaled=self.scaled.append)
         job: Any = JobSpec.model_construct(spark=SparkSpec.model_validate({"executor": {"cores": 2}}), **(spec or {}))
         context: Any = cluster
-        self.listener = Rescaler(job, self.planner, lambda: context, listener, lambda: self.now).as_listener()
+        end_tasks = cluster.end_tasks if cluster is not None else lambda: None
+        rescaler = Rescaler(job, self.planner, lambda: context, listener, end_tasks, lambda: self.now)
+        self.listener = rescaler.as_listener()
 
     def poll(self, text: str | None = None, **backlog: int) -> int:
         if text is not None:
@@ -118,6 +127,7 @@ def test_executors_follow_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "5 executors instead of 2",
         "6 shards instead of 4, 1 executors instead of 5",
     ]
+    assert cluster.had_tasks_ended == [False, False, True], "only executors that end must have no task"
 
 
 def test_an_executor_that_comes_after_fewer_were_asked_for_ends(

@@ -19,6 +19,7 @@ its history show a job with a beginning and an end.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import math
 import pickle
@@ -31,6 +32,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BufferedRWPair
 from typing import Any, Self
 
@@ -52,10 +54,15 @@ _PAUSE_S = 5.0
 _CONNECTING_S = 10.0
 """How long tasks may take to connect: Spark launches them, in processes that have run epochs before."""
 
+_LONGEST_EPOCH_S = 60.0
+"""A small epoch that takes longer is run again as a job. A task that Spark repeats may wait for the core of another one
+of the series, which waits for work."""
+
 _ENDING_S = 2.0
 _POLL_S = 0.5
-_HELLO_S = 1.0
 _TOKEN_BYTES = 32
+_MOST_HELLOS = 256
+"""Connections that may be about to say their token. Further ones are closed."""
 
 _JOBS_AFTER_BREAK = 10
 """After a series that broke, as many epochs are jobs of their own: what broke it may break the next one too."""
@@ -70,7 +77,7 @@ class SeriesBroken(Exception):
 
 
 class TasksMissing(SeriesBroken):
-    """Not all tasks have connected in time."""
+    """Not all tasks have connected in time, or before they ended."""
 
 
 # --- a task -----------------------------------------------------------------------------------------------------------
@@ -100,7 +107,7 @@ class SeriesAddress:
                 context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trusts the certificate itself
                 context.load_verify_locations(cadata=self.certificate)
                 plain = stack.enter_context(socket.create_connection(self.endpoint, _CONNECTING_S))
-                _send_at_once(plain)
+                _set_up_tcp(plain)
                 connection = stack.enter_context(context.wrap_socket(plain))
                 connection.settimeout(None)
             stack.pop_all()
@@ -112,19 +119,29 @@ class SeriesAddress:
         # The connection breaks when the driver ends the series, or ends itself.
         with (
             self.connect() as connection,
-            suppress(EOFError, ConnectionError),
+            suppress(ConnectionError, ssl.SSLError),
             connection.makefile("rwb") as channel,
         ):
             channel.write(self.token + pickle.dumps((peer, attempt)))
             channel.flush()
             while True:
-                work = pickle.load(channel)
+                try:
+                    work = pickle.load(channel)
+                except (EOFError, pickle.UnpicklingError):  # also of work that the driver has sent in part
+                    return
                 channel.write(pickle.dumps(run(work), pickle.HIGHEST_PROTOCOL))
                 channel.flush()
 
 
-def _send_at_once(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+_TCP = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
+
+
+def _set_up_tcp(connection: socket.socket) -> None:
+    """Send without delay, and notice in 30 s that the other machine is gone, if this system can."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _TCP.items():
+        if (option := getattr(socket, name, None)) is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +192,8 @@ class SeriesEndpoint:
 
     def listen(self) -> socket.socket:
         """Listen for tasks. Raises OSError."""
-        family = socket.AF_INET6 if ":" in self.bind else socket.AF_INET
-        return socket.create_server((self.bind, self.port), family=family)
+        (family, _, _, _, address), *_ = socket.getaddrinfo(self.bind, self.port, type=socket.SOCK_STREAM)
+        return socket.create_server(address[:2], family=family)
 
 
 class Series:
@@ -194,9 +211,10 @@ class Series:
     ) -> None:
         self._count, self._run_job, self._cancel_job, self._clock = count, run_job, cancel_job, clock
         self._began = self._used_at = clock()
-        self._changed = threading.Condition()  # guards the three that follow
+        self._changed = threading.Condition()  # guards all that follow
         self._channels: dict[int, tuple[socket.socket, BufferedRWPair]] = {}  # by peer
-        self._busy = self._ended = False
+        self._hellos = dict[socket.socket, BackgroundCall[None]]()
+        self._busy = self._ended = self._repeated = False
         with ExitStack() as stack:
             folder = stack.enter_context(scratch_folder("series"))
             token = secrets.token_bytes(_TOKEN_BYTES)
@@ -227,14 +245,14 @@ class Series:
         """Have each task run this pickled work, and return what they yield, in the order of the peers. Raises
         SeriesBroken. Whatever it raises, the series has ended."""
         with self._changed:
+            self._busy = True  # from here on there is no pause
             self._changed.wait_for(lambda: self._ended or len(self._channels) == self._count, _CONNECTING_S)
-            connected, ended = len(self._channels), self._ended
-            self._busy = True
+            connected, ended, repeated = len(self._channels), self._ended, self._repeated
         try:
+            if connected < self._count and not repeated:
+                raise TasksMissing(f"{connected} of {self._count} tasks have connected to {self._address}")
             if ended:
                 raise SeriesBroken("it had ended")
-            if connected < self._count:
-                raise TasksMissing(f"{connected} of {self._count} tasks have connected to {self._address}")
             channels = [self._channels[peer][1] for peer in range(self._count)]
             for channel in channels:
                 channel.write(work)
@@ -259,6 +277,8 @@ class Series:
         with suppress(OSError), socket.socket(self._listener.family) as waker:  # the thread may wait for a task
             waker.connect(self._listener.getsockname())
         self._admission.join()
+        for hello in [*self._hellos.values()]:
+            hello.join(_ENDING_S)
         for connection, channel in self._channels.values():
             with suppress(OSError):  # there was something left to write
                 channel.close()
@@ -279,9 +299,10 @@ class Series:
         """Take no more tasks, and end the connections of those that are there. A thread that reads one wakes up."""
         with self._changed:
             self._ended = True
-            for connection, _ in self._channels.values():
+            for connection in (*(connection for connection, _ in self._channels.values()), *self._hellos):
+                # That of TLS would send what another thread writes without encryption.
                 with suppress(OSError):  # the other end was quicker
-                    connection.shutdown(socket.SHUT_RDWR)
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
             self._changed.notify_all()
 
     def _admit_tasks(self) -> None:
@@ -290,28 +311,49 @@ class Series:
                 with self._changed:
                     self._ended |= not self._busy and self._clock() - self._used_at > _PAUSE_S
                 with suppress(TimeoutError):
-                    connection, _ = self._listener.accept()
-                    with suppress(OSError, EOFError):  # a stranger, or a task that has ended
-                        self._admit_task(connection)
+                    self._begin_hello(self._listener.accept()[0])
         finally:
             self._hang_up()
 
-    def _admit_task(self, plain: socket.socket) -> None:
+    def _begin_hello(self, connection: socket.socket) -> None:
+        """Let a thread hear who has connected: a stranger that says nothing must not keep tasks out."""
+        if self._tls is not None:
+            try:
+                _set_up_tcp(connection)
+                connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            except OSError:  # it has closed the connection
+                connection.close()
+                return
+        with self._changed:
+            if self._ended or len(self._hellos) >= _MOST_HELLOS:
+                connection.close()
+            else:
+                call = partial(self._admit_task, connection)
+                self._hellos[connection] = BackgroundCall(call, "joinery-series-hello")
+
+    def _admit_task(self, connection: socket.socket) -> None:
+        """Take up a task that says the token. Raises OSError and EOFError for a stranger, or a task that has ended."""
+        try:
+            self._read_hello(connection)
+        finally:
+            with self._changed:
+                del self._hellos[connection]
+
+    def _read_hello(self, connection: socket.socket) -> None:
         with ExitStack() as stack:
-            connection = stack.enter_context(plain)
-            connection.settimeout(_HELLO_S)
-            if self._tls is not None:
-                _send_at_once(plain)
-                connection = stack.enter_context(self._tls.wrap_socket(plain, server_side=True))
+            stack.enter_context(connection).settimeout(_CONNECTING_S)
+            if isinstance(connection, ssl.SSLSocket):
+                connection.do_handshake()
             channel = stack.enter_context(connection.makefile("rwb"))
             if not hmac.compare_digest(channel.read(_TOKEN_BYTES), self._address.token):
                 return
             peer, attempt = pickle.load(channel)
             if attempt:  # Spark runs a lost task again
+                self._repeated = True
                 self._hang_up()
             with self._changed:
                 if not self._ended:
-                    connection.settimeout(None)
+                    connection.settimeout(_LONGEST_EPOCH_S)
                     self._channels[peer] = connection, channel
                     self._changed.notify_all()
                     stack.pop_all()
@@ -369,7 +411,9 @@ class SmallEpochs:
             self._missing += isinstance(broken, TasksMissing)
             lasting = f"{broken}. Let executors reach that address" if self._missing == _MOST_MISSING else ""
         except OSError as error:  # of the socket
-            lasting = f"{error}. Free the port, or name a folder with a shorter path in TMPDIR"
+            self._jobs_until = epoch + _JOBS_AFTER_BREAK
+            passes = error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM}
+            lasting = "" if passes else f"{error}. Free the port, or name a folder with a shorter path in TMPDIR"
         self.end()
         if lasting:
             self._jobs_until = math.inf

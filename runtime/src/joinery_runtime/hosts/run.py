@@ -209,7 +209,8 @@ class _JobRun:
                 return
             listener = self._recording_listener(wiring.name, idle, settle=settle)
             if not settle:
-                listener = Rescaler(wiring.spec, planner, lambda: spark.context, listener).as_listener()
+                rescaler = Rescaler(wiring.spec, planner, lambda: spark.context, listener, spark.end_waiting_tasks)
+                listener = rescaler.as_listener()
             posting = spark_listener(wiring.query, store.id, lambda: spark.context, listener, caller.warn)
             with self._ignore_cancelled_epoch(), posting as listener:
                 run_until_stopped(lambda: wiring.driver(parts), caller.stop, listener, caller.outages, settle=settle)

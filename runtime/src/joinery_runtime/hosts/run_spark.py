@@ -57,11 +57,17 @@ class RunSpark:
         self._is_given = context is not None
         self._memory: MemoryStoreAddress | None = None
         self._watch: SparkWatch | None = None
+        self._host: SparkHost | None = None  # of the newest definition
 
     @property
     def gave_up(self) -> bool:
         """Whether the running epoch was cancelled, because the job had no executors when it was stopped."""
         return self._watch is not None and self._watch.gave_up
+
+    def end_waiting_tasks(self) -> None:
+        """End the tasks that wait for epochs. The next small epochs start others."""
+        if self._host is not None:
+            self._host.close()
 
     def open_host(self, wiring: Wiring, placement: EpochPlacement, stack: ExitStack, *, settle: bool) -> Host:
         """Open what runs the epochs of one definition, until `stack` closes. With `settle` these are epochs that an
@@ -104,6 +110,7 @@ class RunSpark:
         has_series = not (self._is_given or is_true(context.getConf().get("spark.speculation") or ""))
         host = SparkHost(context, setup, wiring.name, self._warn, wiring.step_titles, has_series=has_series)
         stack.callback(host.close)
+        self._host = host
         if self._watch is not None:
             self._watch.begin_trial(None if settle else host.try_task)
         return host

@@ -61,7 +61,7 @@ class ScaleFile:
 
 class Rescaler:
     """Follows the scale that is asked for, once a second. `spec` is the job's; `context` gives the Spark context once
-    there is one; `clock` is in seconds and never goes back."""
+    there is one; `end_tasks` ends those that wait for epochs; `clock` is in seconds and never goes back."""
 
     def __init__(
         self,
@@ -69,12 +69,14 @@ class Rescaler:
         planner: Planner,
         context: Callable[[], SparkContext | None],
         listener: JobListener,
+        end_tasks: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         # Without the operator, Spark's own settings say how many executors there are, but for an autoscaled job.
         self._file = ScaleFile(listener.warned, Scale(autoscale=spec.autoscale))
         self._cores = spec.spark.executor.cores
         self._planner, self._context, self._listener, self._clock = planner, context, listener, clock
+        self._end_tasks = end_tasks
         self._polled_at = float("-inf")
         self._running = 0  # executors, when they were last looked at
         self._executors: int | None = None  # asked for
@@ -84,7 +86,7 @@ class Rescaler:
         planner.rescale(self._least)
 
     def as_listener(self) -> JobListener:
-        """Return the listener, which follows at each poll of the loop: then no task runs."""
+        """Return the listener, which follows at each poll of the loop: then no task runs an epoch."""
 
         def polled(driver: Driver) -> None:
             self.follow(sum(count for name, count in driver.backlog.items() if name not in driver.paused))
@@ -116,6 +118,8 @@ class Rescaler:
                 executors = self._target_executors(context, requested)
                 # One that was on its way when fewer were asked for comes all the same.
                 if executors is not None and (executors != self._executors or executors < self._running):
+                    if executors < self._running:
+                        self._end_tasks()
                     request_executors(context, executors)
             self._apply_scale(executors, requested.autoscale)
 

@@ -71,7 +71,9 @@ def rewrite_windows(select: exp.Select, report: Report) -> None:
 
 def _rewrite_spark(query: exp.Select, report: Report) -> None:
     group = query.args.get("group")
-    calls = [node for node in group.expressions if function_name(node) in SPARK] if group is not None else []
+    if group is None:
+        return
+    calls = [node for node in group.expressions if function_name(node) in SPARK]
     for part in [*query.find_all(exp.Dot)] if calls else ():
         if part.this in calls and part.name in _PARTS:
             part.replace(exp.column(_PARTS[part.name]))
