@@ -8,7 +8,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from joinery_operator import manifests
-from joinery_operator.manifests.spark import _escape_value
 from joinery_operator.manifests.yaml import from_yaml, to_yaml
 from joinery_operator.revision import ManifestError
 from joinery_runtime.hosts.spark_security import ENV_KEY_FOLDER
@@ -244,8 +243,8 @@ def test_an_image_cannot_bring_in_settings(job):
     ("value", "written"),
     [("a b", "a b"), ("  a", "\\  a"), ("a\nb", "a\\nb"), ("a\\b", "a\\\\b"), ("a\tb\r", "a\\tb\\r")],
 )
-def test_values_are_escaped_as_java_reads_them(value, written):
-    assert _escape_value(value) == written
+def test_values_are_escaped_as_java_reads_them(job, value, written):
+    assert defaults(type(job)(job.resource, image=value))["spark.kubernetes.container.image"] == written
 
 
 def test_a_fixed_number_of_executors_is_not_dynamic(job):

@@ -86,9 +86,9 @@ class Auditor:
             key for key, version in cached_versions.items() if key not in listed and version <= version_of(answer)
         ]
         for key in (*changed, *deleted):
-            await self._correct(resource, key)
+            await self._correct_cache(resource, key)
 
-    async def _correct(self, resource: ApiResource, key: ObjectKey) -> None:
+    async def _correct_cache(self, resource: ApiResource, key: ObjectKey) -> None:
         cached = self._cache.get(key)
         owner = self._cache.owner_of(cached, key.kind) if cached is not None else None
         blue_green = self._cache.blue_green_of(cached, key.kind) if cached is not None else None

@@ -101,15 +101,17 @@ class Controller:
             await stack.enter_async_context(self.poller)
             await self.auditor.fill()
             self.health.synced = True
-            self._workers = [self._start(f"worker {number}", self._reconcile_queued()) for number in range(WORKERS)]
+            self._workers = [
+                self._start_task(f"worker {number}", self._reconcile_queued()) for number in range(WORKERS)
+            ]
             poll, seconds = self.poller.round, self._settings.poll_seconds
             self._tasks = [
-                self._start("polls of drivers", self._run_every(seconds, seconds, poll)),
-                self._start("audits", self._run_every(FIRST_AUDIT_SECONDS, AUDIT_SECONDS, self.auditor.round)),
+                self._start_task("polls of drivers", self._run_every(seconds, seconds, poll)),
+                self._start_task("audits", self._run_every(FIRST_AUDIT_SECONDS, AUDIT_SECONDS, self.auditor.round)),
             ]
             if self._settings.namespaces:  # a ClusterRole stays when a namespace ends
                 ends = self._run_every(NAMESPACE_SECONDS, NAMESPACE_SECONDS, self._ending_namespaces.round)
-                self._tasks.append(self._start("the ends of namespaces", ends))
+                self._tasks.append(self._start_task("the ends of namespaces", ends))
             self._stack = stack.pop_all()
         return self
 
@@ -196,7 +198,7 @@ class Controller:
                 _log.exception("a regular task failed; it is tried again", task=act.__qualname__)
             await asyncio.sleep(seconds)
 
-    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
 
         def record_end(_: asyncio.Task[None]) -> None:

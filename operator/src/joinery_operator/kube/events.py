@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -82,9 +83,13 @@ class EventRecorder:
         digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()
         recorded = self._recorded.get(digest)
         try:
-            if recorded and await self._count_repetition(job, recorded):
-                self._recorded.move_to_end(digest)
-                return
+            if recorded is not None:
+                body = {"count": recorded.count + 1, "lastTimestamp": self._time()}
+                with suppress(NotFound):  # Events live for an hour
+                    await self._api.patch(EVENT, job["metadata"]["namespace"], recorded.name, body)
+                    recorded.count += 1
+                    self._recorded.move_to_end(digest)
+                    return
             created = await self._api.create(EVENT, job["metadata"]["namespace"], self._event(job, event, digest))
         except ApiError as error:
             _log.warning("an Event could not be written", job=job["metadata"]["name"], error=str(error))
@@ -92,16 +97,6 @@ class EventRecorder:
         self._recorded[digest] = _Recorded(created["metadata"]["name"], 1)
         if len(self._recorded) > _REMEMBERED:
             self._recorded.popitem(last=False)
-
-    async def _count_repetition(self, job: Manifest, recorded: _Recorded) -> bool:
-        """Count a repeated Event. Returns whether it still existed: Events live for an hour."""
-        body = {"count": recorded.count + 1, "lastTimestamp": self._time()}
-        try:
-            await self._api.patch(EVENT, job["metadata"]["namespace"], recorded.name, body)
-        except NotFound:
-            return False
-        recorded.count += 1
-        return True
 
     def _event(self, job: Manifest, event: Event, digest: str) -> dict[str, Any]:
         metadata = job["metadata"]

@@ -59,15 +59,16 @@ class OperatorLease:
         """Wait until this replica holds the Lease, and then renew it in the background."""
         if not self.lost.done():
             return
+
+        async def renew_until_lost() -> None:
+            is_holder: bool | None = True
+            while is_holder is not False:
+                await self._sleep(RENEW_SECONDS)
+                is_holder = await self._try_to_hold()
+
         while await self._try_to_hold() is not True:
             await self._sleep(POLL_SECONDS)
-        self.lost = asyncio.create_task(self._renew_until_lost(), name="renewals of the Lease")
-
-    async def _renew_until_lost(self) -> None:
-        while True:
-            await self._sleep(RENEW_SECONDS)
-            if await self._try_to_hold() is False:
-                return
+        self.lost = asyncio.create_task(renew_until_lost(), name="renewals of the Lease")
 
     async def release(self) -> None:
         """Give the Lease up, if this replica holds it, so that another one need not wait for its end."""

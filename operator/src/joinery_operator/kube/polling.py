@@ -55,6 +55,7 @@ def current_driver(job: Manifest, cache: ObjectCache) -> Manifest | None:
 
 
 def driver_endpoints(cache: ObjectCache, port: int) -> Iterator[DriverEndpoint]:
+    """Yield where drivers, and the migrations before them, answer."""
     for kind in JOB_KINDS:
         for key in cache.keys(kind):
             job = cache.get(key)
@@ -62,21 +63,15 @@ def driver_endpoints(cache: ObjectCache, port: int) -> Iterator[DriverEndpoint]:
             if job is None or pod is None:
                 continue
             status = pod.get("status") or {}
-            if _answers_polls(job, status) and (address := status.get("podIP")):
+            restores = bool(job["status"]["driver"].get("restore"))  # such a pod does not answer
+            migrates = any(
+                container["name"] == MIGRATE_CONTAINER and "running" in (container.get("state") or {})
+                for container in status.get("initContainerStatuses") or ()
+            )
+            answers = not restores and (migrates or status.get("phase") == "Running")
+            if answers and (address := status.get("podIP")):
                 host = f"[{address}]" if ":" in address else address
                 yield DriverEndpoint(key, uid_of(job), uid_of(pod), f"http://{host}:{port}/status")
-
-
-def _answers_polls(job: Manifest, status: Manifest) -> bool:
-    """Return whether a driver or its migration runs in the pod with this status. A pod that restores does not
-    answer."""
-    if job["status"]["driver"].get("restore"):
-        return False
-    first = status.get("initContainerStatuses") or ()
-    migrates = any(
-        container["name"] == MIGRATE_CONTAINER and "running" in (container.get("state") or {}) for container in first
-    )
-    return status.get("phase") == "Running" or migrates
 
 
 class Poller:
@@ -112,7 +107,7 @@ class Poller:
         endpoints = list(driver_endpoints(self._cache, self._port))
         slots = asyncio.Semaphore(_CONCURRENT)
 
-        async def ask(target: DriverEndpoint) -> None:
+        async def poll_driver(target: DriverEndpoint) -> None:
             async with slots:
                 status = await self._ask_driver(target.address)
             if status is None:
@@ -120,7 +115,7 @@ class Poller:
             else:
                 self._record_report(target, status)
 
-        await asyncio.gather(*(ask(target) for target in endpoints))
+        await asyncio.gather(*(poll_driver(target) for target in endpoints))
         deleted_uids = {uid for uid in self._answers if self._cache.by_uid(uid) is None}
         for uid in deleted_uids - {target.job_uid for target in endpoints}:
             del self._answers[uid]

@@ -52,8 +52,13 @@ class ProbeServer:
         self._collect = collect
 
     async def __aenter__(self) -> ProbeServer:
+        async def serve_metrics(_: web.Request) -> web.Response:
+            self._collect()
+            text = generate_latest(self._metrics.registry)
+            return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
         application = web.Application()
-        application.router.add_get("/metrics", self._serve_metrics)
+        application.router.add_get("/metrics", serve_metrics)
         application.router.add_get("/healthz", _probe_handler(self._health.live))
         application.router.add_get("/readyz", _probe_handler(self._health.ready))
         self._runner = web.AppRunner(application, access_log=None, handle_signals=False)
@@ -71,10 +76,6 @@ class ProbeServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
-
-    async def _serve_metrics(self, _: web.Request) -> web.Response:
-        self._collect()
-        return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def _probe_handler(find_problems: Callable[[], Collection[str]]) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -139,7 +139,12 @@ async def serve(
                 _log.warning("another replica has taken the Lease: this one stands by", lease=settings.lease)
                 continue
             if isinstance(ended, Exception):
-                usable = await _usable_namespaces(api, usable, metrics, ended)
+                # kopf gives up if a single namespace is forbidden; the operator continues at once without it.
+                before, usable = usable, await check_environment(api, usable, metrics)
+                if usable == before:
+                    raise EnvironmentProblem(
+                        "The operator can no longer watch the API server", facts=repr(ended), todo="Start it again"
+                    ) from ended
                 continue
             for name in ended:
                 metrics.excluded.labels(name).set(0)
@@ -181,19 +186,6 @@ async def _stand_by(lease: OperatorLease, settings: Settings, metrics: Metrics) 
         acquired.result()
     finally:
         acquired.cancel()
-
-
-async def _usable_namespaces(
-    api: Api, namespaces: tuple[str, ...], metrics: Metrics, ended: Exception
-) -> tuple[str, ...]:
-    """Return the namespaces without forbidden ones. kopf gives up if a single namespace is forbidden; the operator
-    continues at once without it."""
-    usable = await check_environment(api, namespaces, metrics)
-    if usable == namespaces:
-        raise EnvironmentProblem(
-            "The operator can no longer watch the API server", facts=repr(ended), todo="Start it again"
-        ) from ended
-    return usable
 
 
 async def wait_until_regained(api: Api, excluded: Sequence[str], settings: Settings) -> tuple[str, ...]:

@@ -86,11 +86,15 @@ MOUNTED_FILES = (JOB_FILE, DEFAULTS_FILE, EXECUTOR_FILE)
 UI_PORT = 4040
 # Spark's own defaults on Kubernetes, set explicitly so that a NetworkPolicy can name them.
 DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
+# A value of a Java properties file ends at the end of the line, and may hold backslashes.
+_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
 def defaults_file(revision: JobRevision) -> str:
     """Return the revision's `spark-defaults.conf`, a file of Java properties."""
-    return "".join(f"{key}={_escape_value(value)}\n" for key, value in _spark_settings(revision).items())
+    settings = _spark_settings(revision).items()
+    lines = [(key, "\\" if value.startswith(" ") else "", value.translate(_ESCAPES)) for key, value in settings]
+    return "".join(f"{key}={first}{text}\n" for key, first, text in lines)
 
 
 def submit_arguments(revision: JobRevision, attempt: int, scale: Scale, executors: int | None = None) -> str:
@@ -224,12 +228,6 @@ _LIVENESS_SETTINGS = {
     "spark.storage.blockManagerHeartbeatTimeoutMs",
     "spark.storage.blockManagerTimeoutIntervalMs",
 }
-
-
-def _escape_value(value: str) -> str:
-    """Escape a value for a Java properties file, where it ends at the end of the line and may hold backslashes."""
-    text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-    return f"\\{text}" if text.startswith(" ") else text
 
 
 # Spark uses volumes with names of this kind for its blocks, instead of adding one itself.

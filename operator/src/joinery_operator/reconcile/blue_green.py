@@ -21,7 +21,7 @@ operator dies:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from joinery_operator.decision import Action, Decision, Delete, Manifest, ObservedBlueGreen, Patch
@@ -84,7 +84,12 @@ def reconcile_blue_green(observed: ObservedBlueGreen) -> Decision:
         if (candidate := state.candidate) is not None and _is_due(ctx, candidate, job):
             state = _switched(ctx, state, candidate.name)
     actions = tuple(_actions(ctx, state, job if isinstance(job, RequestedJob) else None))
-    state = _with_deletions(state, actions)
+    with_state = {action.name for action in actions if isinstance(action, Patch) and _deletes_state(action.body)}
+    jobs = (
+        listed.model_copy(update={"deletes_state": True}) if listed.name in with_state else listed
+        for listed in state.jobs
+    )
+    state = state.model_copy(update={"jobs": tuple(jobs)})
     active = next((listed for listed in state.jobs if listed.name == state.active), None)
     if active is not None:
         state = state.model_copy(update={"outputs": active.outputs})
@@ -161,16 +166,6 @@ def _with_jobs(ctx: BlueGreenContext, state: BlueGreenState) -> BlueGreenState:
         jobs[name] = listed
     ordered = sorted(jobs.values(), key=lambda listed: (listed.name not in roles, listed.name))
     return state.model_copy(update={"jobs": tuple(ordered[:MOST_JOBS])})
-
-
-def _with_deletions(state: BlueGreenState, actions: Iterable[Action]) -> BlueGreenState:
-    """Return the status that says of each job whether its state is deleted with it, once the actions are carried
-    out."""
-    names = {action.name for action in actions if isinstance(action, Patch) and _deletes_state(action.body)}
-    jobs = tuple(
-        listed.model_copy(update={"deletes_state": True}) if listed.name in names else listed for listed in state.jobs
-    )
-    return state.model_copy(update={"jobs": jobs})
 
 
 def _deletes_state(manifest: Manifest) -> bool:

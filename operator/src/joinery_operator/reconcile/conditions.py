@@ -45,6 +45,15 @@ def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Sta
         message = f"{sentence(f'revision {rollout.revision}', cut(rollout.reason))}. {way_out(status)}"
         progressing = Aspect("Progressing", "True", f"Rollout{rollout.stage}", message)
     up_to_date = _up_to_date_aspect(ctx, status, job)
+    page: list[Aspect] = []
+    if (owner := ctx.page_owner) is not None:
+        address = page_url(ctx.observed.resource, ctx.settings)
+        older = f"{owner['kind']} {owner['metadata']['namespace']}/{owner['metadata']['name']}"
+        message = (
+            f"{address} is the page of {older}, which is older: addresses have hyphens for dots, and tell no kinds "
+            "apart. This job runs without an address for browsers: give it another name, or use kubectl port-forward"
+        )
+        page = [Aspect("PageAddress", "False", ADDRESS_TAKEN, message)]
     degraded = job.degraded or Fault("AsExpected", "")
     aspects = (
         Aspect("Ready", "True" if job.ready else "False", job.reason, job.message),
@@ -56,7 +65,7 @@ def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Sta
         ),
         *_kstatus_aspects(ctx, status, job, up_to_date if up_to_date.reason == _ROLLOUTS_PAUSED else progressing),
         up_to_date,
-        *_page_aspect(ctx),
+        *page,
         *_pause_aspect(ctx),
     )
     conditions = tuple(_make_condition(ctx, aspect) for aspect in aspects)
@@ -136,18 +145,6 @@ def _kstatus_aspects(
         Aspect("Reconciling", "True" if going else "False", progressing.reason, progressing.message if going else ""),
         Aspect("Stalled", "True" if stalled else "False", reason, message if stalled else ""),
     )
-
-
-def _page_aspect(ctx: ReconcileContext) -> Iterator[Aspect]:
-    """Only for a job whose page has no address."""
-    if (owner := ctx.page_owner) is not None:
-        address = page_url(ctx.observed.resource, ctx.settings)
-        older = f"{owner['kind']} {owner['metadata']['namespace']}/{owner['metadata']['name']}"
-        message = (
-            f"{address} is the page of {older}, which is older: addresses have hyphens for dots, and tell no kinds "
-            "apart. This job runs without an address for browsers: give it another name, or use kubectl port-forward"
-        )
-        yield Aspect("PageAddress", "False", ADDRESS_TAKEN, message)
 
 
 def _up_to_date_aspect(ctx: ReconcileContext, status: Status, job: JobPhase) -> Aspect:

@@ -66,12 +66,16 @@ def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
                 deadline=Deadline.LIFTED if rollout.lifted else over,
             )
         case _:
+            new, restorer = ctx.desired.job, Restorer.CURRENT
+            if (by := rollout.restorer) is not None:
+                is_desired = new is not None and (new.revision, new.image) == (by.revision, by.image)
+                restorer = Restorer.ASKED if is_desired else Restorer.PAST
             return RolloutObservation(
                 stage,
                 desired=desired,
                 suspend=suspend,
                 restore=_classify_restore(ctx, status, rollout),
-                restorer=_classify_restorer(ctx, rollout),
+                restorer=restorer,
                 helper=classify_helper(ctx, status, rollout),
             )
 
@@ -178,14 +182,6 @@ def _classify_restore(ctx: ReconcileContext, status: Status, rollout: Rollout) -
             has_pod = attempt.number in ctx.drivers
     lost = not has_pod and ctx.revision(revision, image) is None
     return Restore.STUCK if lost or _classify_deadline(ctx, status) is Deadline.PASSED else Restore.UNDERWAY
-
-
-def _classify_restorer(ctx: ReconcileContext, rollout: Rollout) -> Restorer:
-    new, by = ctx.desired.job, rollout.restorer
-    if by is None:
-        return Restorer.CURRENT
-    is_desired = new is not None and (new.revision, new.image) == (by.revision, by.image)
-    return Restorer.ASKED if is_desired else Restorer.PAST
 
 
 def classify_helper(ctx: ReconcileContext, status: Status, rollout: Rollout) -> Helper:

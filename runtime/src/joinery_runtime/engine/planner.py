@@ -339,16 +339,17 @@ class Planner:
 
     def shrunk_plan(self, plan: EpochPlan) -> EpochPlan | None:
         """Return the same epoch cut to the present budget; None if the plan is within it."""
-        smaller = smaller_plan(plan, self._sizes, self._budget, self._estimate_records, self._cut_range)
+
+        def cut_range(planned: Range, records: int) -> Range:
+            bounds = Bounds(planned.partition, planned.start, planned.end_exclusive)
+            return self._sources[planned.partition.input].cut(bounds, records)
+
+        smaller = smaller_plan(plan, self._sizes, self._budget, self._estimate_records, cut_range)
         tables = self._settings.tables
         return smaller if smaller is None or not tables else without_overtaking(smaller, plan, tables)
 
     def _estimate_records(self, planned: Range, record_bytes: float) -> int:
         return self._sources[planned.partition.input].records(planned, record_bytes)
-
-    def _cut_range(self, planned: Range, records: int) -> Range:
-        bounds = Bounds(planned.partition, planned.start, planned.end_exclusive)
-        return self._sources[planned.partition.input].cut(bounds, records)
 
     def rescale(self, shards: int) -> None:
         """Set the most shards of all epochs from the next plan on."""

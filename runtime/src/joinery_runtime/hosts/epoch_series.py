@@ -334,29 +334,26 @@ class Series:
     def _admit_task(self, connection: socket.socket) -> None:
         """Take up a task that says the token. Raises OSError and EOFError for a stranger, or a task that has ended."""
         try:
-            self._read_hello(connection)
+            with ExitStack() as stack:
+                stack.enter_context(connection).settimeout(_CONNECTING_S)
+                if isinstance(connection, ssl.SSLSocket):
+                    connection.do_handshake()
+                channel = stack.enter_context(connection.makefile("rwb"))
+                if not hmac.compare_digest(channel.read(_TOKEN_BYTES), self._address.token):
+                    return
+                peer, attempt = pickle.load(channel)
+                if attempt:  # Spark runs a lost task again
+                    self._repeated = True
+                    self._hang_up()
+                with self._changed:
+                    if not self._ended:
+                        connection.settimeout(_LONGEST_EPOCH_S)
+                        self._channels[peer] = connection, channel
+                        self._changed.notify_all()
+                        stack.pop_all()
         finally:
             with self._changed:
                 del self._hellos[connection]
-
-    def _read_hello(self, connection: socket.socket) -> None:
-        with ExitStack() as stack:
-            stack.enter_context(connection).settimeout(_CONNECTING_S)
-            if isinstance(connection, ssl.SSLSocket):
-                connection.do_handshake()
-            channel = stack.enter_context(connection.makefile("rwb"))
-            if not hmac.compare_digest(channel.read(_TOKEN_BYTES), self._address.token):
-                return
-            peer, attempt = pickle.load(channel)
-            if attempt:  # Spark runs a lost task again
-                self._repeated = True
-                self._hang_up()
-            with self._changed:
-                if not self._ended:
-                    connection.settimeout(_LONGEST_EPOCH_S)
-                    self._channels[peer] = connection, channel
-                    self._changed.notify_all()
-                    stack.pop_all()
 
 
 class SmallEpochs:

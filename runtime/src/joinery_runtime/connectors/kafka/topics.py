@@ -51,7 +51,9 @@ class InputTopics:
         if self._pattern is not None and time.monotonic() - self._listed_at >= _LIST_SECONDS:
             self._matching = {name for name in self._admin.names() if self.named(name)}
             self._listed_at = time.monotonic()
-        topics = self._describe_topics(self._matching | read_before, described or {})
+        names, described = self._matching | read_before, described or {}
+        topics = {name: existing for name in names if (existing := described.get(name)) is not None}
+        topics |= self._admin.topics([name for name in names if name not in described])
         missing = self._kafka.named_topics - topics.keys()
         if missing:
             raise self._cluster.at(min(missing)).missing("the broker knows no such topic")
@@ -61,10 +63,6 @@ class InputTopics:
             logger.warning("input %s: no topic matches yet (%s)", self._cluster.input, self._cluster)
         self._waiting = not topics
         return topics
-
-    def _describe_topics(self, names: Collection[str], described: Mapping[str, Topic | None]) -> dict[str, Topic]:
-        topics = {name: topic for name in names if (topic := described.get(name)) is not None}
-        return topics | self._admin.topics([name for name in names if name not in described])
 
     def valid(self, stored: StoredOffsets, topics: Mapping[str, Topic]) -> StoredOffsets:
         """Return the stored progress of the existing topics. Raises DataLoss if one of them was recreated since."""

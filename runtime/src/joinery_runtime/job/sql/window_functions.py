@@ -44,15 +44,12 @@ def readable_tokens(tokens: Sequence[Token]) -> Iterator[Token]:
         word, following = keyword(tokens, i), keyword(tokens, i + 1)
         if word in {"SESSION", "WINDOW"} and following == "(":
             yield Token(TokenType.VAR, token.text, line=token.line, col=token.col, start=token.start, end=token.end)
-        elif not (word == "TABLE" and i and _is_argument(tokens, i)):
+            continue
+        # TABLE is also the function around Flink's table functions.
+        before = keyword(tokens, i - 1) if i else ""
+        is_first = before == "(" and (following != "(" or keyword(tokens, i - 2) in ARGUMENTS)
+        if word != "TABLE" or not (is_first or before == "=>"):
             yield token
-
-
-def _is_argument(tokens: Sequence[Token], i: int) -> bool:
-    """Say whether TABLE is a word before an argument, not the function around Flink's table functions."""
-    before = keyword(tokens, i - 1)
-    is_first = before == "(" and (keyword(tokens, i + 1) != "(" or keyword(tokens, i - 2) in ARGUMENTS)
-    return is_first or before == "=>"
 
 
 def rewrite_windows(select: exp.Select, report: Report) -> None:
