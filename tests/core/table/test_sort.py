@@ -35,7 +35,8 @@ def _check_order(rows: list[Row]) -> None:
     order = by_hash_and_time(hashes, times, kind, offsets)
     assert sorted(order.tolist()) == list(range(len(rows)))
     assert [rows[i] for i in order] == sorted(rows)
-    assert [rows[i][:2] for i in by_hash_and_time(hashes, times)] == sorted(row[:2] for row in rows)
+    by_position = sorted(range(len(rows)), key=lambda i: rows[i][:2])
+    assert by_hash_and_time(hashes, times).tolist() == by_position
 
 
 def test_few_rows_wait_for_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,3 +58,10 @@ def test_many_rows_within_a_day_are_sorted_by_one_number(monkeypatch: pytest.Mon
     offsets = chance.permutation(n)
     order = by_hash_and_time(hashes, times, offsets)
     assert (order == np.lexsort((offsets, times, hashes))).all()
+
+
+def test_many_rows_of_one_hash_and_time_stay_in_their_order() -> None:
+    chance, n = np.random.default_rng(2), 10_000
+    hashes = chance.choice(chance.integers(0, 2**64, 20, dtype=np.uint64), n)
+    times = chance.integers(0, 3, n)
+    assert (by_hash_and_time(hashes, times) == np.lexsort((times, hashes))).all()

@@ -23,36 +23,44 @@ def sort_order(*columns: np.ndarray) -> np.ndarray:
 
 
 def by_hash_and_time(hashes: np.ndarray, times: np.ndarray, *ties: np.ndarray) -> np.ndarray:
-    """int64[n]: positions sorted by hash (uint64[n]), then by time (int64[n]), then by `ties`.
+    """int64[n]: positions sorted by hash (uint64[n]), then by time (int64[n]), then by `ties`, or by position
+    without them.
 
     A hash's upper bits and a time within the span fit one number. Sorting by one column is four times faster than by
     two.
     """
     if not len(times):
         return np.empty(0, dtype=np.int64)
+    tie_breakers = ties or (np.arange(len(times)),)
     first = int(times.min())
     bits = (int(times.max()) - first).bit_length()
     if bits + 2 * len(times).bit_length() > _BITS:
-        return sort_order(hashes, times, *ties)
+        return sort_order(hashes, times, *tie_breakers)
     shift = np.uint64(bits)
     packed = (hashes >> shift << shift) | (times - first).astype(np.uint64)
-    few = len(packed) <= _FEW
-    order = np.argsort(packed, kind="stable") if few else pl.Series(packed).arg_sort().to_numpy().astype(np.int64)
+    # Not a stable sort: numpy's default one uses vector instructions, and takes a quarter of the time.
+    order = np.argsort(packed)
     sorted_hashes = hashes[order]
     differ = sorted_hashes[1:] ^ sorted_hashes[:-1]
     if ((differ != 0) & (differ >> shift == 0)).any():  # two hashes differ only in their lowest bits
-        return sort_order(hashes, times, *ties)
-    return _break_ties(order, packed, ties) if ties else order
+        return sort_order(hashes, times, *tie_breakers)
+    return _break_ties(order, packed, ties)
 
 
 def _break_ties(order: np.ndarray, packed: np.ndarray, ties: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Sort by `ties` where `packed` is equal, which here means the same hash and time."""
+    """Sort by `ties`, else by position, where `packed` is equal, which here means the same hash and time."""
     ordered = packed[order]
     equals_next = ordered[1:] == ordered[:-1]
+    if not equals_next.any():
+        return order
     tied = np.append(equals_next, False) | np.append(False, equals_next)
-    if tied.any():
-        among = order[tied]
+    among = order[tied]
+    if ties:
         order[tied] = among[sort_order(packed[among], *(tie[among] for tie in ties))]
+    else:
+        # Equal values stand together: one number for each of them, before the position, sorts both at once.
+        group = np.cumsum(np.append(0, ordered[tied][1:] != ordered[tied][:-1]))
+        order[tied] = np.sort(group * len(order) + among) % len(order)
     return order
 
 
