@@ -439,6 +439,8 @@ def mistakes_of(written: dict[str, Any]) -> str:
         "WITH o AS (SELECT * FROM us UNION ALL (SELECT * FROM us2 WHERE amount > 1)), "
         "p AS (SELECT order_id FROM o) SELECT * FROM p",
         f"SELECT order_id, COUNT(*) AS n FROM {BOTH} o GROUP BY order_id, TUMBLE(ts, INTERVAL '1' HOUR)",
+        f"SELECT order_id, COUNT(*) AS n FROM {BOTH} GROUP BY order_id, TUMBLE(ts, INTERVAL '1' HOUR)",
+        f"SELECT order_id FROM (SELECT order_id, ts FROM {BOTH} WHERE amount > 1)",
         f"SELECT o.* FROM {BOTH} o QUALIFY ROW_NUMBER() OVER "
         "(PARTITION BY order_id, TUMBLE(ts, INTERVAL '1' HOUR) ORDER BY amount DESC) <= 3",
     ],
@@ -454,6 +456,41 @@ def test_a_text_that_is_a_union_may_read_an_input_of_any_name() -> None:
     sql = "SELECT * FROM united UNION ALL SELECT * FROM united_"
     loaded = parse_job(json.dumps({**written, "spec": {**without(written["spec"], "joins"), "sql": sql}}), "job.json")
     assert [side.name for side in compile_job(loaded).inputs] == ["united__"]
+
+
+def test_a_union_in_from_without_a_name_is_the_same_as_with_its_name() -> None:
+    written = document(inputs=[US, {**US, "name": "us2"}])
+
+    def compiled(sql: str) -> object:
+        spec = {**without(written["spec"], "joins"), "sql": sql}
+        return compile_job(parse_job(json.dumps({**written, "spec": spec}), "job.json"))
+
+    assert compiled(f"SELECT order_id FROM {BOTH}") == compiled(f"SELECT order_id FROM {BOTH} united")
+    free = compiled(f"WITH united AS {BOTH} SELECT order_id FROM united")
+    assert free == compiled(f"SELECT order_id FROM {BOTH}")
+
+
+@pytest.mark.parametrize("alias", ["us2", "united"])
+def test_an_alias_of_a_branch_does_not_change_the_name_of_the_union(alias: str) -> None:
+    written = document(inputs=[US, {**US, "name": "us2"}])
+    sql = f"SELECT * FROM us UNION ALL SELECT * FROM us2 AS {alias}"
+    loaded = parse_job(json.dumps({**written, "spec": {**without(written["spec"], "joins"), "sql": sql}}), "job.json")
+    assert [side.name for side in compile_job(loaded).inputs] == ["united"]
+
+
+def test_a_second_union_needs_a_name() -> None:
+    inputs = [US, *({**US, "name": name} for name in ("us2", "us3", "us4"))]
+    other = "(SELECT * FROM us3 UNION ALL SELECT * FROM us4)"
+    written = document(inputs=inputs)
+    condition = "a.order_id = united.order_id AND a.ts = united.ts"
+
+    def spec(sql: str) -> dict[str, Any]:
+        return {**written, "spec": {**without(written["spec"], "joins"), "sql": sql}}
+
+    named = spec(f"SELECT a.order_id FROM {BOTH} JOIN {other} a ON {condition}")
+    assert [side.name for side in compile_job(parse_job(json.dumps(named), "job.json")).inputs] == ["united", "a"]
+    unnamed = spec(f"SELECT a.order_id FROM {BOTH} JOIN {other} ON {condition}")
+    assert "a second union without a name; write (SELECT ... UNION ALL SELECT ...) <name>" in mistakes_of(unnamed)
 
 
 def test_explain_and_the_picture_show_each_branch() -> None:

@@ -22,6 +22,13 @@ UNITED = "SELECT order_id FROM orders UNION ALL SELECT order_id FROM payments"
 CROSS = "SELECT o.order_id FROM orders o CROSS JOIN payments p"
 FROM = "FROM orders o JOIN payments p ON"
 
+GROUPED = (
+    f"SELECT o.country, window_start, window_end, COUNT(*) AS n {FROM} {KEY} AND {HOUR} "
+    "GROUP BY o.country, TUMBLE(o.ts, INTERVAL '1' HOUR)"
+)
+FIRST_GROUPS = "QUALIFY ROW_NUMBER() OVER (PARTITION BY window_start, window_end ORDER BY <aggregate> DESC) <= 10"
+LATERAL = "SELECT o.order_id FROM orders o CROSS JOIN LATERAL"
+
 REFUSED = [
     # J8, J9
     (joined(KEY), (1, START), "no bound on o.ts and p.ts", "write p.ts BETWEEN o.ts AND"),
@@ -97,8 +104,17 @@ REFUSED = [
         "write JOIN payments <alias> ON <keys and a bound on time>, and select its column",
     ),
     (f"SELECT (SELECT 1) AS x {FROM} {KEY} AND {HOUR}", None, "a sub-query is not supported", "columns of the inputs"),
-    (f"{GOOD} ORDER BY o.order_id", (1, BEHIND), "`ORDER BY`: is not supported", "leave it out"),
+    (f"{GOOD} ORDER BY o.order_id", (1, BEHIND), "emitted as they are found, in no order", "leave it out, or for"),
     (f"{GOOD} LIMIT 5", (1, BEHIND), "`LIMIT`: is not supported", "leave it out"),
+    (f"{GOOD} OFFSET 5", (1, BEHIND), "rows have no end", "QUALIFY ROW_NUMBER() OVER (PARTITION BY TUMBLE("),
+    (f"{GROUPED} ORDER BY n DESC", None, "the groups of a window are emitted when it closes", FIRST_GROUPS),
+    (f"{GROUPED} LIMIT 5", None, "`LIMIT`: is not supported: windows have no end", FIRST_GROUPS),
+    (f"{GROUPED} OFFSET 2", None, "`OFFSET`: is not supported: windows have no end", FIRST_GROUPS),
+    (f"{LATERAL} (SELECT method FROM payments p WHERE {KEY}) x", None, "no query for each row", "write JOIN payments"),
+    (f"{LATERAL} (SELECT method FROM payments p LIMIT 1) x", None, "no query for each row", "read payments alone, and"),
+    (f"{LATERAL} (SELECT COUNT(*) AS n FROM payments) x", None, "no query for each row", "GROUP BY columns of the row"),
+    (f"{LATERAL} (SELECT o.amount + 1 AS n) x", None, "no query for each row", "its expressions into the select list"),
+    (f"{GOOD.replace('JOIN', 'LATERAL VIEW explode(t) x AS v JOIN')}", None, "element of a list", "let the producer"),
     (GOOD.replace("SELECT", "SELECT DISTINCT"), (1, 8), "may come at any time", "GROUP BY <columns> with a window"),
     (f"{GOOD} EMIT FINAL", (1, BEHIND), "EMIT FINAL is not supported", "EMIT CHANGES"),
     (f"SELECT 1 AS x JOIN orders o JOIN payments p ON {KEY}", (1, 1), "no input is named", "FROM <input>"),
@@ -217,6 +233,15 @@ WORDS = """SELECT FROM JOIN LEFT ON AND OR NOT WHERE BETWEEN INTERVAL '1' HOUR D
     RIGHT FULL OUTER SLIDING SESSION SIZE SLIDE GAP FOR SYSTEM_TIME OF window_start window_end COUNT
     'join.type' 'join.lower_bound' 'join.broadcast' 'join.grace' 'p' 'interval' '1h' GROUP BY ; UNION USING
     " ` -- /* $1 :a ? [ ] { } @ # CAST LATERAL PIVOT""".split()  # noqa: SIM905 - a list would take a line a word
+
+
+def test_what_the_message_about_limit_says_to_write_is_a_job() -> None:
+    assert problems(resource(GROUPED + " " + FIRST_GROUPS.replace("<aggregate>", "n"))) == []
+
+
+def test_lateral_has_one_message() -> None:
+    messages = problems(resource(f"{LATERAL} (SELECT method FROM payments p WHERE {KEY}) x"))
+    assert len(messages) == 1, messages
 
 
 @settings(max_examples=examples(300))

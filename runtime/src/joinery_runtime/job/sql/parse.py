@@ -30,7 +30,7 @@ from joinery_runtime.job.sql.report import (
     token_position,
 )
 from joinery_runtime.job.sql.select_tree import without_inputs
-from joinery_runtime.job.sql.unions import UNITED, SqlUnion, take_unions
+from joinery_runtime.job.sql.unions import SqlUnion, take_unions, unused_union_name
 from joinery_runtime.job.sql.window_functions import readable_tokens, rewrite_windows
 from joinery_runtime.job.sql.window_joins import rewrite_window_joins
 
@@ -125,10 +125,7 @@ def _written_tree(sql: str, report: Report, form: Form) -> tuple[exp.Expr | None
     clauses = split_clauses(tokens, report, form)
     tree = _parse_tokens(clauses.body, sql, report, form)
     if isinstance(tree, exp.Union) and form.tests_existence:
-        inputs, name = {table.name for table in tree.find_all(exp.Table)}, UNITED
-        while name in inputs:
-            name += "_"
-        united = exp.TableAlias(this=exp.to_identifier(name))
+        united = exp.TableAlias(this=exp.to_identifier(unused_union_name(tree)))
         tree = exp.Select(expressions=[exp.Star()], from_=exp.From(this=exp.Subquery(this=tree, alias=united)))
     return tree, clauses, withins
 

@@ -17,7 +17,7 @@ from joinery_runtime.job.model.references import JoinType
 from joinery_runtime.job.sql.clauses import JoinKind, WindowClause, Within
 from joinery_runtime.job.sql.derived import Columns, EventTimes
 from joinery_runtime.job.sql.parse import WITHIN, Parsed, parse_select
-from joinery_runtime.job.sql.report import UNION, Form, Report, TextPosition, node_position
+from joinery_runtime.job.sql.report import NO_LATERAL, UNION, Form, Report, TextPosition, node_position
 from joinery_runtime.job.sql.select_tree import (
     CONDITION,
     DESCRIPTOR,
@@ -236,13 +236,14 @@ def _is_same_column(column: exp.Column, other: exp.Expr) -> bool:
 def _reject_other_parts(
     select: exp.Select, parsed: Parsed, report: Report, form: Form, tests: Sequence[exp.Expr]
 ) -> None:
+    rejected = {**form.rejected, **(form.rejected_of_groups if select.args.get("group") is not None else {})}
     for name, value in select.args.items():
         if value and name not in form.parts:
             at = parsed.position_of(_WORDS.get(name, name.strip("_").upper()))
-            report.add(at, f"is not supported: {form.rejected.get(name, form.rest)}")
+            report.add(at, f"is not supported: {rejected.get(name, form.rest)}")
     for query in select.find_all(exp.Query):
-        # `_read_source` reports a sub-query in place of an input.
-        if query is not select and not isinstance(query.parent, exp.Query | exp.From | exp.Join):
+        # `_read_source` reports a sub-query in place of an input, also behind LATERAL.
+        if query is not select and not isinstance(query.parent, exp.Query | exp.From | exp.Join | exp.Lateral):
             text = _instead_of_value(query) if form.tests_existence else _NO_SUB_QUERY
             if form.tests_existence and isinstance(query.parent, exp.Exists | exp.In):
                 todo = "write [NOT] EXISTS or IN as a condition of its own, with AND, into the WHERE of the job"
@@ -374,8 +375,20 @@ def _read_source(table: exp.Expr, report: Report) -> Source:
     if not plain or extra or (alias is not None and alias.args.get("columns")):
         label = "a sub-query" if isinstance(table, exp.Query) else "this"
         if isinstance(table, exp.Unnest | exp.Lateral):
-            facts = "a job makes no row of each element of a list, and calls no function for each row in FROM"
-            report.add(node_position(table), f"{facts}; let the producer write a record of each, and name that input")
+            query, text = table.find(exp.Query), "a job computes no query for each row in FROM; write "
+            tested = query.find(exp.Table) if query is not None else None
+            if query is None:
+                text = f"{NO_LATERAL}; let the producer write a record of each, and name that input"
+            elif tested is None:
+                text += "its expressions into the select list"
+            else:
+                text += f"JOIN {tested.name} <alias> ON <keys and a bound on time>"
+                if query.find(exp.AggFunc) is not None:
+                    text += ", and GROUP BY columns of the row and a window"
+                elif query.find(exp.Limit, exp.Fetch) is not None:
+                    number = "PARTITION BY <keys>, TUMBLE(<event time>, INTERVAL '1' HOUR) ORDER BY <value>"
+                    text += f", or read {tested.name} alone, and QUALIFY ROW_NUMBER() OVER ({number}) <= 10"
+            report.add(node_position(table), text)
             return Source("", table.alias_or_name, False, node_position(table))
         todo = UNION if isinstance(table.this, exp.Union) else "name an input of the job: FROM <input> [alias]"
         report.add(node_position(table), f"{label} is not supported here; {todo}")

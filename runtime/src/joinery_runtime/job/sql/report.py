@@ -78,6 +78,7 @@ class Form:
     """What the SQL of one kind of job may have, and the words for it. `example` is its shape, `before` what the clauses
     follow, `final` says why EMIT FINAL has no meaning. `parts` are the parts of a SELECT that are read, by sqlglot's
     names. `rejected` says why other parts are not, `rest` why any part without a reason of its own is not.
+    `rejected_of_groups` counts before `rejected` in a SELECT with GROUP BY.
     `tests_existence`: sub-queries in WHERE may be semi and anti joins."""
 
     example: str
@@ -86,6 +87,7 @@ class Form:
     parts: frozenset[str]
     rest: str
     rejected: Mapping[str, str] = field(default_factory=dict)
+    rejected_of_groups: Mapping[str, str] = field(default_factory=dict)
     tests_existence: bool = False
 
 
@@ -96,19 +98,35 @@ UNION = (
 )
 """What to write for a UNION of inputs, unless `StreamJoin` knows that they differ in their topics alone."""
 
+NO_LATERAL = "a job makes no row of each element of a list, and calls no function for each row in FROM"
+_FIRST_ROWS = (
+    "for the first rows of each window write QUALIFY ROW_NUMBER() OVER (PARTITION BY TUMBLE(<event time>, "
+    "INTERVAL '1' HOUR) ORDER BY <value>) <= 10"
+)
+_FIRST_GROUPS = (
+    "leave it out, or for the first groups of each window write QUALIFY ROW_NUMBER() OVER (PARTITION BY window_start, "
+    "window_end ORDER BY <aggregate> DESC) <= 10"
+)
 JOINS = Form(
     example="write SELECT <columns> FROM <input> JOIN <input> ON <conditions>",
     before="the join",
     final="pairs are emitted as they are found",
     parts=frozenset({"expressions", "from_", "joins", "where", "group", "having", "qualify"}),
-    rest="a job emits every pair as it is found; leave it out",
+    rest="a job has no such part; leave it out",
     rejected={
         "distinct": "an equal row may come at any time; write GROUP BY <columns> with a window, or select window_start "
         "and window_end of TABLE(TUMBLE(TABLE <input>, DESCRIPTOR(<event time>), INTERVAL '1' HOUR)) as well, or write "
         "QUALIFY ROW_NUMBER() OVER (PARTITION BY <columns> ORDER BY <event time>) = 1, and deduplicate: {within: 1h} "
         "beside sql",
-        "limit": "rows have no end; leave it out, or for the first rows of each window write QUALIFY "
-        "ROW_NUMBER() OVER (PARTITION BY TUMBLE(<event time>, INTERVAL '1' HOUR) ORDER BY <value>) <= 10",
+        "order": f"rows are emitted as they are found, in no order; leave it out, or {_FIRST_ROWS}",
+        "limit": f"rows have no end; leave it out, or {_FIRST_ROWS}",
+        "offset": f"rows have no end; leave it out, or {_FIRST_ROWS}",
+        "laterals": f"{NO_LATERAL}; let the producer write a record of each, and name that input",
+    },
+    rejected_of_groups={
+        "order": f"the groups of a window are emitted when it closes, in no order; {_FIRST_GROUPS}",
+        "limit": f"windows have no end; {_FIRST_GROUPS}",
+        "offset": f"windows have no end; {_FIRST_GROUPS}",
     },
     tests_existence=True,
 )

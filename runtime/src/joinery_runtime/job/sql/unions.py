@@ -18,7 +18,7 @@ Columns = Mapping[str, Collection[str]]
 Item = dict[str, str]
 
 UNITED = "united"
-"""The name of the union if the text is nothing else; followed by `_` if an input of the text has that name."""
+"""The name of a union that the text does not name; see `unused_union_name`."""
 _PARTS = {"expressions", "from_", "where"}
 _READ: Mapping[type[exp.Expr], Collection[str]] = {
     exp.Union: {"this", "expression", "distinct"},
@@ -57,6 +57,7 @@ def take_unions(select: exp.Select, columns: Columns, report: Report) -> list[Sq
     """Put an input of the union's name in the place of each UNION ALL, and return the unions. `columns` are those of
     the job's inputs, for stars."""
     unions, own_aliases = list[SqlUnion](), _own_aliases(select)
+    unnamed_name: str | None = unused_union_name(select)
     for named in [*select.find_all(exp.CTE)]:
         if isinstance(named.this, exp.Union):
             union = [*_take_union(named, named.alias, columns, own_aliases, report)]
@@ -71,13 +72,29 @@ def take_unions(select: exp.Select, columns: Columns, report: Report) -> list[Sq
     for query in [*select.find_all(exp.Subquery)]:
         if isinstance(query.this, exp.Union) and isinstance(query.parent, exp.From | exp.Join):
             alias = query.args.get("alias")
-            union = [*_take_union(query, query.alias_or_name, columns, own_aliases, report)]
-            table = exp.Table(this=alias.this.copy() if alias is not None else exp.to_identifier(""))
+            name = query.alias_or_name
+            if not name and unnamed_name is not None:
+                # A second one needs a name: the order of the two in the text would decide how the state calls them.
+                name, unnamed_name = unnamed_name, None
+            union = [*_take_union(query, name, columns, own_aliases, report)]
+            table = exp.Table(this=alias.this.copy() if alias is not None else exp.to_identifier(name))
             if not union:
                 table.meta[REJECTED] = True
             query.replace(table)
             unions += union
     return unions
+
+
+def unused_union_name(tree: exp.Expr) -> str:
+    """Return `UNITED`, or a longer name if an input, or an alias outside of unions, is called so."""
+    names = {table.name for table in tree.find_all(exp.Table)}
+    # Not the aliases of branches: the name of a union in states of earlier jobs did not depend on these.
+    outer = (node for node in tree.find_all(exp.Table, exp.Subquery, exp.CTE) if node.find_ancestor(exp.Union) is None)
+    names |= {node.alias for node in outer}
+    name = UNITED
+    while name in names:
+        name += "_"
+    return name
 
 
 def _own_aliases(select: exp.Select) -> Mapping[str, str]:
@@ -98,7 +115,9 @@ def _take_union(
     """Yield the union of the query; nothing if it is reported."""
     alias = query.args.get("alias")
     if not name:
-        report.add(node_position(query), "the union has no name; write (SELECT ... UNION ALL SELECT ...) <name>")
+        report.add(
+            node_position(query), "a second union without a name; write (SELECT ... UNION ALL SELECT ...) <name>"
+        )
         return
     if alias is not None and alias.args.get("columns"):
         todo = "name the columns with AS in the first SELECT"
