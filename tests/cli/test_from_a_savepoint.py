@@ -160,7 +160,7 @@ def test_epochs_before_the_savepoint_are_refused_by_name(ran: Ran) -> None:
 
 
 def test_a_savepoint_with_epochs_missing_behind_it_does_not_do(tmp_path: Path) -> None:
-    """It stands on epoch 2, the log begins with epoch 4."""
+    """It is at epoch 2, the log begins with epoch 4."""
     ran = Ran.of(tmp_path).trimmed
     entries = ran.store.epochs(ran.job.name)
 

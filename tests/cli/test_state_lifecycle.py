@@ -319,7 +319,7 @@ class TestMigrate:
         assert (done["migrated"], done["pin"]["how"], done["pin"]["committed"]) == (0, "kept", 1)
         ended = joinery("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit")
         assert ended.code == 1
-        assert "stands on epoch 2 by now" in ended.err
+        assert "is now at epoch 2" in ended.err
         ending = Ending.model_validate_json(ending_file.read_bytes())
         assert (ending.kind, ending.retry) == (COMMITTED_SINCE, False)  # the operator puts the new revision in force
 
@@ -408,7 +408,7 @@ class TestMigrate:
         commit_rows(store, old, job, 2, ([], []))
         ended = joinery("state", "migrate", job_file, "--savepoint", "mine")
         assert (ended.code, versions(store)) == (1, {1})
-        assert "its state stands on epoch 1, the job's on 2" in ended.err
+        assert "its state is at epoch 1, the job's at 2" in ended.err
 
     def test_state_that_is_newer_fences_nobody(
         self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, monkeypatch: pytest.MonkeyPatch

@@ -972,7 +972,7 @@ class TestRollBack:
         record = self.pinned(store, job)
         run_epoch(store, record, 2, ["b"])
         before = store.record(job)
-        with pytest.raises(StateError, match="stands on epoch 2 by now, the savepoint's on 1"):
+        with pytest.raises(StateError, match="is now at epoch 2, the savepoint's at 1"):
             store.roll_back(job, "rollout")
         assert store.record(job) == before
 
@@ -981,7 +981,7 @@ class TestRollBack:
         store.create_savepoint(job, "empty")
         self.pinned(store, job)
         store.restore_savepoint(job, "empty")  # the offsets are not the pinned state's any more
-        with pytest.raises(StateError, match="stands on epoch 0 by now, the savepoint's on 1"):
+        with pytest.raises(StateError, match="is now at epoch 0, the savepoint's at 1"):
             store.roll_back(job, "rollout")
 
     def test_offsets_that_were_reset_since_stay(self, store: StateStore, job: str) -> None:
@@ -1041,7 +1041,7 @@ class TestStartAnew:
     def test_a_savepoint_that_does_not_hold_what_is_dropped_is_refused(self, store: StateStore, job: str) -> None:
         record = self.pinned(store, job)
         run_epoch(store, record, 2, ["b"])
-        with pytest.raises(StateError, match="savepoint's state stands on epoch 1, the job's on 2"):
+        with pytest.raises(StateError, match="savepoint's state is at epoch 1, the job's at 2"):
             store.start_anew(job, "rollout")
         assert live_keys(store, job) == ["a", "b"]
 
@@ -1056,7 +1056,7 @@ class TestStartAnew:
     def test_it_cannot_be_rolled_back_after_the_first_commit(self, store: StateStore, job: str) -> None:
         self.pinned(store, job)
         run_epoch(store, store.start_anew(job, "rollout"), 3, ["b"])
-        with pytest.raises(StateError, match="stands on epoch 3 by now"):
+        with pytest.raises(StateError, match="is now at epoch 3"):
             store.roll_back(job, "rollout")
         restored = store.restore_savepoint(job, "rollout")
         assert (restored.offsets, [meta.key for meta in restored.segments]) == ({"orders": b"1"}, ["a"])

@@ -101,8 +101,8 @@ CREATE TABLE {schema}.claims (
 );
 """
 
-# The epoch that the state stands on, and everything a savepoint needs to bring a job back to that epoch. Earlier
-# releases took the newest epoch of the log for the one that a restored job stands on.
+# The epoch that the state is at, and everything a savepoint needs to bring a job back to that epoch. Earlier
+# releases took the newest epoch of the log for the one that a restored job is at.
 _STEP_3 = """
 ALTER TABLE {schema}.jobs ADD COLUMN committed BIGINT NOT NULL DEFAULT 0, ADD COLUMN moved_to TEXT;
 UPDATE {schema}.jobs j SET committed = coalesce(

@@ -50,7 +50,7 @@ class SegmentStatus(StrEnum):
 @dataclass(frozen=True, slots=True)
 class StoredJob:
     """A job's stored row: newest generation, last epoch number used, JSON texts of the pending plan and the definition,
-    the epoch that the state stands on, the name of this life, where the state was moved or is being moved to, and its
+    the epoch that the state is at, the name of this life, where the state was moved or is being moved to, and its
     owner (`RecordedOwner`, as JSON).
 
     A deleted job keeps its generation and epoch: a zombie of its old life stays fenced, and numbers never repeat (M3).
@@ -97,7 +97,7 @@ def check_roll_back(stored: StoredJob, pin: StoredSavepoint) -> bool:
     if stored.committed != pin.committed:
         raise CommittedSince(
             f"Job {stored.job} cannot simply be rolled back to savepoint {pin.name}",
-            facts=f"its state stands on epoch {stored.committed} by now, the savepoint's on {pin.committed}",
+            facts=f"its state is now at epoch {stored.committed}, the savepoint's at {pin.committed}",
             todo="To go back all the same, restore the savepoint: output of the epochs since then will repeat",
         )
     return stored.incarnation != pin.incarnation
@@ -111,7 +111,7 @@ def check_start_anew(stored: StoredJob, pin: StoredSavepoint) -> bool:
     if stored.committed != pin.committed:
         raise StateError(
             f"Savepoint {pin.name} does not keep the state of job {stored.job} that would be dropped",
-            facts=f"the savepoint's state stands on epoch {pin.committed}, the job's on {stored.committed}",
+            facts=f"the savepoint's state is at epoch {pin.committed}, the job's at {stored.committed}",
             todo="Create another savepoint and name that one",
         )
     return True

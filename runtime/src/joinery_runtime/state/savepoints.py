@@ -78,7 +78,7 @@ def ensure_pin(
     if not is_automatic(name):
         raise StateError(
             f"Savepoint {name} of job {record.job} is of another epoch",
-            facts=f"its state stands on epoch {pin.committed}, the job's on {record.committed}",
+            facts=f"its state is at epoch {pin.committed}, the job's at {record.committed}",
             todo=f"Give another name, or delete it first: joinery state savepoint JOB {name} --delete",
         )
     store.delete_savepoint(record.job, name)
@@ -101,9 +101,7 @@ def check_rollout(store: Savepoints, record: JobRecord, name: str, *, done: Call
     elif _is_over(pin, pins):
         reason = "another rollout came after it"
     elif pin.committed != record.committed and not done(pin):
-        reason = (
-            f"it began on epoch {pin.committed}, and without it the state stands on epoch {record.committed} by now"
-        )
+        reason = f"it began at epoch {pin.committed}, and without it the state is now at epoch {record.committed}"
     else:
         return
     raise RolloutOver(

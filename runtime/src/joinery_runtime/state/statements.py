@@ -133,7 +133,7 @@ VALUES (%(job)s, %(epoch)s, %(generation)s, %(plan)s::json, %(result)s::json)
 
 TRIM_EPOCHS = "DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s AND epoch < %(oldest)s"
 
-# Keeps the newest epoch, which the state stands on. `pg_column_size` does not read values that are stored out of line.
+# Keeps the newest epoch, which the state is at. `pg_column_size` does not read values that are stored out of line.
 TRIM_LOG = """
 DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s AND epoch = ANY (ARRAY(
     SELECT epoch FROM (

@@ -68,7 +68,7 @@ class JobRecord:
     `definition` is the job document under which the pending plan, or else the epoch `committed`, was made; None before
     the first plan, after `start_anew`, and where the state comes from a release that did not store it. `planned_for_ms`
     is how long ago the pending plan was written, by the store's clock (0: none is pending); comparison ignores it.
-    `committed` is the epoch that the state stands on: the last one committed, or the savepoint's after a restore (0:
+    `committed` is the epoch that the state is at: the last one committed, or the savepoint's after a restore (0:
     none). `start_anew` leaves it unchanged until the next commit. `owner` is the resource to which the state belongs;
     None: no driver of a release that records it has started.
     """
@@ -133,7 +133,7 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredSavepoint:
-    """Pinned state. `epoch` is the last number used by then, `committed` the epoch that the state stands on,
+    """Pinned state. `epoch` is the last number used by then, `committed` the epoch that the state is at,
     `incarnation` the life of the job. `rolled_back` says that `roll_back` was called with this savepoint. Times are
     epoch milliseconds."""
 
@@ -181,7 +181,7 @@ class JobReader(Protocol):
         ...
 
     def newest_epoch(self, job: str) -> EpochRecord | None:
-        """Return the log entry of the epoch that the state stands on (`JobRecord.committed`): the last one committed,
+        """Return the log entry of the epoch that the state is at (`JobRecord.committed`): the last one committed,
         or the savepoint's after a restore. None if there is none, or if it was trimmed."""
         ...
 
@@ -341,7 +341,7 @@ class Admin(Resets, Protocol):
 
     def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         """Undo what was done to the state since the savepoint, provided that no epoch was committed since. Raises
-        CommittedSince if the state stands on another epoch by now. May be repeated.
+        CommittedSince if the state is now at another epoch. May be repeated.
 
         Makes exactly the pinned segments live. Offsets and signature stay: they are still those of the savepoint, or
         were reset since. The pending plan stays with its definition, because rows of it may have been written. If the
@@ -354,7 +354,7 @@ class Admin(Resets, Protocol):
         """Empty the live set and drop offsets, signature, definition and plan (whose number is used up). Gives the
         job a new incarnation and takes the next generation. Log and savepoints stay.
 
-        `name` is the savepoint that keeps what is dropped. Raises StateError if the state stands on another epoch than
+        `name` is the savepoint that keeps what is dropped. Raises StateError if the state is at another epoch than
         that savepoint. If the job was already started from the beginning since the savepoint, the call is a repetition:
         it changes nothing and fences no driver. If `generation` is given and is not the newest, raises Fenced.
         """
