@@ -357,3 +357,19 @@ def test_kopf_keeps_nothing_on_objects_and_sees_only_ours():
     for owner in OWNERS:
         watched = kopf._cogs.structs.references.Resource(owner.group, owner.version, owner.plural, namespaced=True)
         assert settings.watching.label_selectors.collect(watched) == ["joinery.dev/class=blue,team=risk"]
+
+
+def test_each_watch_passes_its_events_on_whatever_else_kopf_says_of_them():
+    passed = []
+
+    async def on_event(*event):
+        passed.append(event)
+
+    async def pass_all():
+        for handler in registry(on_event, on_event, on_event)._watching.get_all_handlers():
+            # kopf gives handlers many arguments by name, its own `resource` among them.
+            words = dict.fromkeys(("resource", "body", "meta", "spec", "status", "name", "uid", "logger", "memo"))
+            await handler.fn(event={"type": "DELETED", "object": {"of": handler.id}}, **words)
+
+    asyncio.run(pass_all())
+    assert passed == [(kind, {"of": f"{kind.plural}-event"}, True) for kind in WATCHED]

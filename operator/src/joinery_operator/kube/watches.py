@@ -83,7 +83,8 @@ def registry(
     async def cleanup(**_: Any) -> None:
         await stop()
 
-    async def pass_event(resource: ApiResource, event: Any, **_: Any) -> None:
+    # kopf passes a `resource` of its own by name.
+    async def pass_event(resource: ApiResource, /, event: Any, **_: Any) -> None:
         await on_event(resource, cast(Manifest, event["object"]), event["type"] == "DELETED")
 
     for resource in watched:
