@@ -90,7 +90,7 @@ class JobState:
 
     @classmethod
     def of(cls, pipeline: Pipeline, record: JobRecord, newest: EpochRecord | None) -> JobState:
-        """Build the state from the store's record; `newest` is the log entry of the epoch that the state stands on."""
+        """Build the state from the store's record; `newest` is the log entry of the epoch that the state is at."""
         floors, pending = stored_floors(record), None
         if record.plan is not None and next_action(record) is Action.REPLAY:
             pending = EpochPlan.from_json(record.plan)

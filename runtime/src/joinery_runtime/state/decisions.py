@@ -50,10 +50,11 @@ class SegmentStatus(StrEnum):
 @dataclass(frozen=True, slots=True)
 class StoredJob:
     """A job's stored row: newest generation, last epoch number used, JSON texts of the pending plan and the definition,
-    the epoch that the state is at, the name of this life, where the state was moved or is being moved to, and its
-    owner (`RecordedOwner`, as JSON).
+    the epoch that the state is at, the incarnation, where the state was moved or is being moved to, and its owner
+    (`RecordedOwner`, as JSON).
 
-    A deleted job keeps its generation and epoch: a zombie of its old life stays fenced, and numbers never repeat (M3).
+    A deleted job keeps its generation and epoch: a driver from before the deletion stays fenced, and numbers never
+    repeat (M3).
     """
 
     job: str

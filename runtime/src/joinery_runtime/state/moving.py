@@ -60,7 +60,7 @@ _CLEAR_MOVED_TO = (
 _SET_MOVED_TO = "UPDATE {schema}.jobs SET moved_to = %(location)s WHERE pipeline_name = %(job)s"
 _FORGET = "DELETE FROM {schema}.jobs WHERE pipeline_name = %(job)s AND deleted"
 _FORGET_CLAIMS = "DELETE FROM {schema}.claims WHERE pipeline_name = %(job)s"
-# If the target once had a job of this name, a zombie of that job stays fenced.
+# If the target once had a job of this name, a driver of that job stays fenced.
 _ARRIVED = """
 UPDATE {schema}.jobs SET moved_to = NULL, generation = greatest(generation, %(generation)s + 1)
 WHERE pipeline_name = %(job)s

@@ -362,7 +362,7 @@ class Admin(Resets, Protocol):
 
     def delete_job(self, job: str) -> None:
         """Remove all state, savepoints and the log. If the job comes back, generation and epoch numbers keep counting,
-        so a zombie of its old life stays fenced, but the incarnation is a new one. No error if there is no such job."""
+        so a driver from before stays fenced, but the incarnation is a new one. No error if there is no such job."""
         ...
 
 

@@ -42,7 +42,7 @@ class SavepointResult(Model):
     model_config = ConfigDict(alias_generator=to_camel, frozen=True, extra="ignore")
 
     epoch: Count
-    """The committed epoch that the pinned state stands on."""
+    """The committed epoch of the pinned state."""
     time: datetime
     """When it was pinned, by the state store's clock."""
     rows: Count
@@ -61,7 +61,7 @@ class SavepointState(Model):
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
     """Ready, and for tools Reconciling and Stalled."""
     epoch: Count | None = Field(default=None, examples=[8120])
-    """The committed epoch that the pinned state stands on."""
+    """The committed epoch of the pinned state."""
     time: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
     """When it was pinned, by the state store's clock."""
     rows: Count | None = Field(default=None, examples=[1_204_000])
