@@ -61,10 +61,10 @@ class OperatorLease:
             return
 
         async def renew_until_lost() -> None:
-            is_holder: bool | None = True
-            while is_holder is not False:
+            while True:
                 await self._sleep(RENEW_SECONDS)
-                is_holder = await self._try_to_hold()
+                if await self._try_to_hold() is False:
+                    return
 
         while await self._try_to_hold() is not True:
             await self._sleep(POLL_SECONDS)

@@ -277,7 +277,9 @@ class Series:
         with suppress(OSError), socket.socket(self._listener.family) as waker:  # the thread may wait for a task
             waker.connect(self._listener.getsockname())
         self._admission.join()
-        for hello in [*self._hellos.values()]:
+        with self._changed:
+            hellos = [*self._hellos.values()]
+        for hello in hellos:
             hello.join(_ENDING_S)
         for connection, channel in self._channels.values():
             with suppress(OSError):  # there was something left to write

@@ -31,20 +31,18 @@ def by_hash_and_time(hashes: np.ndarray, times: np.ndarray, *ties: np.ndarray) -
     """
     if not len(times):
         return np.empty(0, dtype=np.int64)
-    tie_breakers = ties or (np.arange(len(times)),)
     first = int(times.min())
     bits = (int(times.max()) - first).bit_length()
-    if bits + 2 * len(times).bit_length() > _BITS:
-        return sort_order(hashes, times, *tie_breakers)
-    shift = np.uint64(bits)
-    packed = (hashes >> shift << shift) | (times - first).astype(np.uint64)
-    # Not a stable sort: numpy's default one uses vector instructions, and takes a quarter of the time.
-    order = np.argsort(packed)
-    sorted_hashes = hashes[order]
-    differ = sorted_hashes[1:] ^ sorted_hashes[:-1]
-    if ((differ != 0) & (differ >> shift == 0)).any():  # two hashes differ only in their lowest bits
-        return sort_order(hashes, times, *tie_breakers)
-    return _break_ties(order, packed, ties)
+    if bits + 2 * len(times).bit_length() <= _BITS:
+        shift = np.uint64(bits)
+        packed = (hashes >> shift << shift) | (times - first).astype(np.uint64)
+        # Not a stable sort: numpy's default one uses vector instructions, and takes a quarter of the time.
+        order = np.argsort(packed)
+        sorted_hashes = hashes[order]
+        differ = sorted_hashes[1:] ^ sorted_hashes[:-1]
+        if not ((differ != 0) & (differ >> shift == 0)).any():  # else two hashes differ only in their lowest bits
+            return _break_ties(order, packed, ties)
+    return sort_order(hashes, times, *(ties or (np.arange(len(times)),)))
 
 
 def _break_ties(order: np.ndarray, packed: np.ndarray, ties: tuple[np.ndarray, ...]) -> np.ndarray:

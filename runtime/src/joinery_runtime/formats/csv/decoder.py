@@ -61,7 +61,6 @@ from joinery_runtime.job.model.inputs import CsvDialect, Input
 _USUAL = CsvDialect()
 _NO_CSV = "not CSV"
 _PARTS = 16  # a failed batch is cut into this many
-_HAS_COMMA = re.compile(r": '[+-]?\d[\d.]*,\d+' is")  # the value that a reason quotes
 
 
 class CsvDecoder(ByValue, FormatDecoder):
@@ -156,11 +155,7 @@ class CsvDecoder(ByValue, FormatDecoder):
             read = convert_with_comma if has_point and self._decimal_comma else convert
             column, fault = read(field.name, written, field.type)
             if has_point and not self._decimal_comma:
-                hint = '; for a decimal comma write csv: {decimal: ","}'
-                fault = [
-                    (rows, [reason + hint if _HAS_COMMA.search(reason) else reason for reason in reasons])
-                    for rows, reasons in fault
-                ]
+                fault = [(rows, list(map(_with_hint, reasons))) for rows, reasons in fault]
             columns.append(column)
             faults += fault
         decoded = drop_rows(pa.table(columns, schema=self._schema), np.delete(index, list(misshapen)), faults)
@@ -207,6 +202,12 @@ def _with_likely_format(values: pa.BinaryArray, bad: BadRecord) -> BadRecord:
     nested = text[:1] + text[-1:] in (b"{}", b"[]")
     looks = looks_like(record) or ("JSON; write format: json" if nested and is_json(text) else None)
     return bad if looks is None else replace(bad, reason=f"{_NO_CSV}: it looks like {looks}")
+
+
+def _with_hint(reason: str) -> str:
+    """Say how to read a decimal comma, where the value that a reason quotes has one."""
+    has_comma = re.search(r": '[+-]?\d[\d.]*,\d+' is", reason)
+    return f'{reason}; for a decimal comma write csv: {{decimal: ","}}' if has_comma else reason
 
 
 DECODER = CsvDecoder

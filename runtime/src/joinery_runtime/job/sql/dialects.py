@@ -400,13 +400,12 @@ def _order_arguments(call: exp.Anonymous, report: Report) -> None:
     if not named:
         return
     names = ARGUMENTS[function_name(call)]
-    others = [node for node in call.expressions if not isinstance(node, exp.Kwarg)]
-    positional = [node for node in others if function_name(node) != _PARTITION]
-    if positional or {*named} != {*names[: len(named)]}:
+    unnamed = [node for node in call.expressions if not isinstance(node, exp.Kwarg)]
+    if any(function_name(node) != _PARTITION for node in unnamed) or {*named} != {*names[: len(named)]}:
         facts = f"the arguments of {function_name(call)} are {', '.join(names)}, and here it has {', '.join(named)}"
         todo = "name each of them, or none; only OFFSET may be left out"
         report.add(node_position(call), f"{facts}; {todo}")
-    call.set("expressions", [*(named[name] for name in names if name in named), *others])
+    call.set("expressions", [*(named[name] for name in names if name in named), *unnamed])
 
 
 def _compare_ends(join: exp.Join) -> None:

@@ -378,7 +378,7 @@ def _read_source(table: exp.Expr, report: Report) -> Source:
             query, text = table.find(exp.Query), "a job computes no query for each row in FROM; write "
             tested = query.find(exp.Table) if query is not None else None
             if query is None:
-                text = f"{NO_LATERAL}; let the producer write a record of each, and name that input"
+                text = NO_LATERAL
             elif tested is None:
                 text += "its expressions into the select list"
             else:

@@ -98,7 +98,10 @@ UNION = (
 )
 """What to write for a UNION of inputs, unless `StreamJoin` knows that they differ in their topics alone."""
 
-NO_LATERAL = "a job makes no row of each element of a list, and calls no function for each row in FROM"
+NO_LATERAL = (
+    "a job makes no row of each element of a list, and calls no function for each row in FROM; let the producer write "
+    "a record of each, and name that input"
+)
 _FIRST_ROWS = (
     "for the first rows of each window write QUALIFY ROW_NUMBER() OVER (PARTITION BY TUMBLE(<event time>, "
     "INTERVAL '1' HOUR) ORDER BY <value>) <= 10"
@@ -121,7 +124,7 @@ JOINS = Form(
         "order": f"rows are emitted as they are found, in no order; leave it out, or {_FIRST_ROWS}",
         "limit": f"rows have no end; leave it out, or {_FIRST_ROWS}",
         "offset": f"rows have no end; leave it out, or {_FIRST_ROWS}",
-        "laterals": f"{NO_LATERAL}; let the producer write a record of each, and name that input",
+        "laterals": NO_LATERAL,
     },
     rejected_of_groups={
         "order": f"the groups of a window are emitted when it closes, in no order; {_FIRST_GROUPS}",
